@@ -1,0 +1,1 @@
+"""Writing the decoder as an ONNX graph."""

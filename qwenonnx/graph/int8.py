@@ -1,0 +1,123 @@
+"""INT8 linears with one activation scale per token and one weight scale per output channel, all in stock operators.
+
+A row x is quantized to `round(x / s) + 128` with s = max|x| / 127, so a token's result depends on no other token.
+Products are integer sums (`MatMulIntegerToFloat`, `QGemm`); scales are applied after. One int8 matrix serves as
+embedding (gathered rows) and as head (`QGemm` with the matrix transposed), with one scale per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenonnx.config import ModelConfig
+from qwenonnx.graph.builder import GraphBuilder
+from qwenonnx.graph.linear import EMBEDDING, HEAD, LinearStyle, Operand, Product, joined, scalar
+from qwenonnx.graph.weights import Weights
+
+MS = "com.microsoft"
+ZERO_POINT = 128
+# Keeps an all-zero row from dividing by zero; far below any scale that matters.
+SMALLEST_SCALE = 1e-30
+
+
+def quantize_rows(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Symmetric int8 of `[N, K]` with one scale per row: values in [-127, 127], scales `[N]`."""
+    scale = np.maximum(np.abs(weight).max(axis=1) / np.float32(127), np.float32(SMALLEST_SCALE))
+    return np.rint(weight / scale[:, None]).astype(np.int8), scale
+
+
+class Int8Linears(LinearStyle):
+    """The `int8` recipe's linears.
+
+    `head_transform` `[hidden, hidden]` is applied to the hidden states before the head, and `down_rotation`
+    `[block, block]` to each block of down_proj's input; the weights must have been folded to match.
+    """
+
+    def __init__(
+        self,
+        head_transform: NDArray[np.float32] | None = None,
+        down_rotation: NDArray[np.float32] | None = None,
+    ) -> None:
+        self._head_transform = head_transform
+        self._down_rotation = down_rotation
+        self._config: ModelConfig | None = None
+        self._head = EMBEDDING
+
+    def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
+        """Adds the shared constants and the quantized embedding and head."""
+        self._config = config
+        g.constant("one", scalar(1.0, np.float32))
+        g.constant("zero_point", scalar(ZERO_POINT, np.uint8))
+        g.constant("reciprocal_127", scalar(1 / 127, np.float32))
+        g.constant("smallest_scale", scalar(SMALLEST_SCALE, np.float32))
+        g.constant("last_axis", np.array([-1], dtype=np.int64))
+        self._add_matrix(g, weights, EMBEDDING)
+        if not config.tie_word_embeddings:
+            self._add_matrix(g, weights, HEAD)
+            self._head = HEAD
+        if self._head_transform is not None:
+            g.weight("head_transform", self._head_transform)
+        if self._down_rotation is not None:
+            block = self._down_rotation.shape[0]
+            g.weight("down_rotation", self._down_rotation)
+            g.constant("down_blocks", np.array([-1, block], dtype=np.int64))
+            g.constant("down_rows", np.array([-1, config.intermediate_size], dtype=np.int64))
+
+    def embed(self, g: GraphBuilder, ids: str) -> str:
+        """Gathers int8 rows and their scales."""
+        name = "model.embed_tokens"
+        rows = g.node("Gather", [EMBEDDING, ids], f"{name}/rows", attributes={"axis": 0})
+        scales = g.node("Gather", [f"{EMBEDDING}_scale", ids], f"{name}/scales", attributes={"axis": 0})
+        scales = g.node("Unsqueeze", [scales, "last_axis"], f"{name}/row_scales")
+        rows = g.node("Cast", [rows], f"{name}/float_rows", attributes={"to": 1})
+        return g.node("Mul", [rows, scales], name)
+
+    def operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
+        """Quantizes each row; the result's scale includes `scale`, by which the value itself is not multiplied."""
+        magnitude = g.node("Abs", [value], f"{name}/abs")
+        largest = g.node("ReduceMax", [magnitude, "last_axis"], f"{name}/max", attributes={"keepdims": 0})
+        step = g.node("Mul", [largest, "reciprocal_127"], f"{name}/step")
+        step = g.node("Max", [step, "smallest_scale"], f"{name}/safe_step")
+        zeros = g.node("Expand", ["zero_point", g.node("Shape", [step], f"{name}/rows")], f"{name}/zero_points")
+        quantized = g.node("QuantizeLinear", [value, step, zeros], f"{name}/int8", attributes={"axis": 0})
+        row_scale = g.node("Unsqueeze", [step, "last_axis"], f"{name}/row_scale")
+        if scale is not None:
+            row_scale = g.node("Mul", [row_scale, scale], f"{name}/combined_scale")
+        return Operand(quantized, row_scale)
+
+    def down_operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
+        """Rotates each block of the input, then quantizes its rows."""
+        if self._down_rotation is not None:
+            value = g.node("Reshape", [value, "down_blocks"], f"{name}/blocks")
+            value = g.node("MatMul", [value, "down_rotation"], f"{name}/rotated")
+            value = g.node("Reshape", [value, "down_rows"], f"{name}/rotated_rows")
+        return self.operand(g, value, name, scale=scale)
+
+    def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
+        """An integer product with weights `[K, N]`; the row scale is left to the caller."""
+        quantized, scale = quantize_rows(joined(weights, names))
+        weight = g.weight(f"{name}.weight", np.ascontiguousarray(quantized.T))
+        columns = g.weight(f"{name}.weight_scale", scale)
+        inputs = [x.value, weight, "one", columns, "zero_point"]
+        return Product(g.node("MatMulIntegerToFloat", inputs, name, domain=MS), x.scale)
+
+    def head(self, g: GraphBuilder, hidden: str) -> str:
+        """Logits from the int8 matrix `[vocab, hidden]`."""
+        if self._head_transform is not None:
+            hidden = g.node("MatMul", [hidden, "head_transform"], "lm_head/rotated")
+        x = self.operand(g, hidden, "lm_head/input")
+        inputs = [x.value, "one", "zero_point", self._head, f"{self._head}_scale", f"{self._head}_zero_point"]
+        product = g.node("QGemm", inputs, "lm_head", domain=MS, attributes={"transB": 1})
+        if x.scale is None:
+            raise ValueError("an int8 operand has a scale")
+        return g.node("Mul", [product, x.scale], "logits")
+
+    def _add_matrix(self, g: GraphBuilder, weights: Weights, name: str) -> None:
+        quantized, scale = quantize_rows(weights.tensor(name))
+        g.weight(name, quantized)
+        g.weight(f"{name}_scale", scale)
+        # QGemm wants zero points in the shape of the scales.
+        g.weight(f"{name}_zero_point", np.zeros(len(scale), dtype=np.int8))

@@ -1,0 +1,111 @@
+"""How linears, embedding and head are written: the part of the graph that a recipe swaps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenonnx.config import ModelConfig
+from qwenonnx.graph.builder import GraphBuilder
+from qwenonnx.graph.weights import Weights
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The input of one or more linears: a value `[M, K]`, perhaps quantized with a scale per row `[M, 1]`."""
+
+    value: str
+    scale: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a linear yields: a value `[M, N]` that is still to be multiplied by `scale` `[M, 1]` where there is one."""
+
+    value: str
+    scale: str | None = None
+
+
+class LinearStyle(ABC):
+    """Writes the linears of a decoder. Values are 2-D, `[M, features]`, M being batch times sequence."""
+
+    @abstractmethod
+    def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
+        """Adds what the whole graph shares; called once, before anything else."""
+
+    @abstractmethod
+    def embed(self, g: GraphBuilder, ids: str) -> str:
+        """Rows of the embedding for ids `[M]`: `[M, hidden]`."""
+
+    @abstractmethod
+    def operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
+        """Prepares `value` (times `scale`, where given) as the input of linears; one operand may serve several."""
+
+    @abstractmethod
+    def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
+        """One product with the weights `names` joined along their outputs, called `name`, without bias."""
+
+    @abstractmethod
+    def head(self, g: GraphBuilder, hidden: str) -> str:
+        """Logits `[R, vocab]` of normed hidden states `[R, hidden]`."""
+
+    def scaled(self, g: GraphBuilder, product: Product, name: str) -> str:
+        """The finished value of a product."""
+        if product.scale is None:
+            return product.value
+        return g.node("Mul", [product.value, product.scale], f"{name}/scaled")
+
+    def down_operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
+        """Prepares the input of down_proj, which a style may rotate first."""
+        return self.operand(g, value, name, scale=scale)
+
+
+def joined(weights: Weights, names: Sequence[str]) -> NDArray[np.float32]:
+    """The tensors `names`, joined along their first axis."""
+    parts = [weights.tensor(name) for name in names]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+class FloatLinears(LinearStyle):
+    """Plain fp32: `Gemm` with the weight stored `[K, N]`, and one matrix for embedding and head if they are tied."""
+
+    def __init__(self) -> None:
+        self._head = ""
+
+    def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
+        """Adds the embedding, and the head where it is a matrix of its own."""
+        self._head = g.weight(EMBEDDING, weights.tensor(EMBEDDING))
+        if not config.tie_word_embeddings:
+            self._head = g.weight(HEAD, weights.tensor(HEAD))
+
+    def embed(self, g: GraphBuilder, ids: str) -> str:
+        """Gathers rows."""
+        return g.node("Gather", [EMBEDDING, ids], "model.embed_tokens", attributes={"axis": 0})
+
+    def operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
+        """The value itself."""
+        if scale is not None:
+            value = g.node("Mul", [value, scale], f"{name}/scaled_input")
+        return Operand(value)
+
+    def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
+        """A matrix product."""
+        weight = g.weight(f"{name}.weight", np.ascontiguousarray(joined(weights, names).T))
+        return Product(g.node("MatMul", [x.value, weight], name))
+
+    def head(self, g: GraphBuilder, hidden: str) -> str:
+        """A product with the rows of the embedding (or of the untied head)."""
+        return g.node("Gemm", [hidden, self._head], "logits", attributes={"transB": 1})
+
+
+def scalar(value: Any, dtype: type[np.generic]) -> NDArray[Any]:
+    """A rank-0 tensor."""
+    return np.array(value, dtype=dtype)

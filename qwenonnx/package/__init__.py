@@ -1,0 +1,1 @@
+"""The package: the folder that exporting and quantizing write and serving reads."""

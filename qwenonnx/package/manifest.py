@@ -1,0 +1,93 @@
+"""The manifest of a package: `qwenonnx.json`, written last, without which a folder is not a package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qwenonnx.errors import PackageError
+from qwenonnx.files import sha256_file
+
+MANIFEST_NAME = "qwenonnx.json"
+MODEL_NAME = "model.onnx"
+DATA_NAME = "model.onnx.data"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Size and SHA-256 of one file of the package."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a package is, where it comes from and what it is made of.
+
+    It holds no times and no absolute paths, so equal inputs give equal bytes. `recipe` is how the linears are
+    stored (`fp32`, `int8`, …), `graph` the kind of graph (`fused`), `num_tokens` the rows of the vocabulary that
+    the tokenizer defines, and `details` the choices and measurements of the step that wrote the package.
+    """
+
+    model: str
+    graph: str
+    recipe: str
+    context_length: int
+    num_tokens: int
+    end_token_ids: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    source: Mapping[str, Any]
+    versions: Mapping[str, str]
+    details: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Reads the manifest of a package.
+
+        Raises:
+            PackageError: there is none, or it cannot be understood.
+        """
+        path = folder / MANIFEST_NAME
+        if not folder.is_dir():
+            raise PackageError(f"{folder}: no such folder; make a package with `qwenonnx export`.")
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise PackageError(
+                f"{folder}: not a package, there is no {MANIFEST_NAME} in it; make one with `qwenonnx export`."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise PackageError(f"{path}: cannot be read ({error}); export the package again.") from error
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            found = raw.get("format") if isinstance(raw, dict) else None
+            raise PackageError(
+                f"{path}: package format {found!r} is not {FORMAT}, the one that this version reads; export it again."
+            )
+        try:
+            files = {name: FileEntry(**entry) for name, entry in raw.pop("files").items()}
+            for name in ("end_token_ids", "inputs", "outputs"):
+                raw[name] = tuple(raw[name])
+            return cls(**raw, files=files)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PackageError(f"{path}: damaged manifest ({error}); export the package again.") from error
+
+
+def describe_files(folder: Path) -> dict[str, FileEntry]:
+    """Sizes and sums of all files of a folder, by name."""
+    return {
+        path.name: FileEntry(bytes=path.stat().st_size, sha256=sha256_file(path))
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name != MANIFEST_NAME
+    }

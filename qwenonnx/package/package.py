@@ -1,0 +1,103 @@
+"""A package on disk: opened, checked and described."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwenonnx.config import ModelConfig
+from qwenonnx.errors import PackageError
+from qwenonnx.files import Progress, sha256_file
+from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME, Manifest
+
+# Files up to this size are checked by their sum on every opening; larger ones by their size only.
+SMALL_FILE = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A folder whose manifest, files and sizes have been found in order."""
+
+    folder: Path
+    manifest: Manifest
+    config: ModelConfig
+    generation_config: dict[str, Any]
+
+    @property
+    def model_path(self) -> Path:
+        """The graph."""
+        return self.folder / MODEL_NAME
+
+    @property
+    def data_path(self) -> Path:
+        """The weights."""
+        return self.folder / DATA_NAME
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files on disk."""
+        return sum(entry.bytes for entry in self.manifest.files.values())
+
+    @classmethod
+    def open(cls, folder: Path) -> Package:
+        """Opens a package and checks that nothing is missing, cut off or changed in the small files.
+
+        Raises:
+            PackageError: the folder is no package or a damaged one; the message names the file.
+        """
+        manifest = Manifest.read(folder)
+        for name, entry in manifest.files.items():
+            path = folder / name
+            if not path.is_file():
+                raise PackageError(f"{path}: this file of the package is missing; make the package again.")
+            size = path.stat().st_size
+            if size != entry.bytes:
+                raise PackageError(
+                    f"{path}: {size:,} bytes, but the manifest says {entry.bytes:,}; make the package again."
+                )
+            if size <= SMALL_FILE:
+                _check_sum(path, entry.sha256)
+        config = ModelConfig.from_hf(_read_json(folder / "config.json"), str(folder / "config.json"))
+        generation = folder / "generation_config.json"
+        return cls(
+            folder=folder,
+            manifest=manifest,
+            config=config,
+            generation_config=_read_json(generation) if generation.is_file() else {},
+        )
+
+    def check_sums(self, progress: Progress | None = None) -> None:
+        """Reads every file and compares its SHA-256 with the manifest.
+
+        Raises:
+            PackageError: a file was changed; the message names it.
+        """
+        done = 0
+        for name, entry in self.manifest.files.items():
+            before = done
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                if progress is not None:
+                    progress(done, self.bytes)
+
+            _check_sum(self.folder / name, entry.sha256, advance)
+            done = before + entry.bytes
+
+
+def _check_sum(path: Path, expected: str, advance: Any = None) -> None:
+    if sha256_file(path, advance) != expected:
+        raise PackageError(f"{path}: the content does not match its sum in the manifest; make the package again.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PackageError(f"{path}: cannot be read ({error}); make the package again.") from error
+    if not isinstance(value, dict):
+        raise PackageError(f"{path}: expected a JSON object; make the package again.")
+    return value

@@ -1,0 +1,63 @@
+"""Finishing a package: what steps that write one have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qwenonnx.errors import PackageError
+from qwenonnx.files import write_text
+from qwenonnx.package.manifest import MANIFEST_NAME, FileEntry, Manifest, describe_files
+
+TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+# Written beside a package by other commands, and safe to lose when it is made anew.
+EXPENDABLE = frozenset({MANIFEST_NAME, "qwenonnx.tune.json"})
+
+
+def check_target(target: Path) -> None:
+    """Checks that a package may be written to `target`: nothing there, an empty folder, or a package and no more.
+
+    Raises:
+        PackageError: `target` is a file, holds files that are not a package's, or its parent cannot be written.
+    """
+    if target.exists() and not target.is_dir():
+        raise PackageError(f"{target}: this is a file; name a folder with -o.")
+    if target.is_symlink():
+        raise PackageError(f"{target}: this is a symbolic link; name the folder itself with -o.")
+    if not target.is_dir():
+        return
+    present = {path.name for path in target.iterdir()}
+    if not present:
+        return
+    known = set(Manifest.read(target).files) if MANIFEST_NAME in present else set()
+    foreign = sorted(present - known - EXPENDABLE)
+    if foreign:
+        raise PackageError(
+            f"{target}: holds files that are not part of a package ({', '.join(foreign[:3])}"
+            f"{', …' if len(foreign) > 3 else ''}); nothing was written, so choose another folder with -o."
+        )
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes a JSON file with sorted keys."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def finish_package(folder: Path, manifest: Manifest) -> Manifest:
+    """Sums all files of `folder` and writes the manifest; returns it as written."""
+    files: dict[str, FileEntry] = describe_files(folder)
+    complete = replace(manifest, files=files)
+    write_text(folder / MANIFEST_NAME, complete.to_json())
+    return complete
+
+
+def tool_versions() -> dict[str, str]:
+    """Versions that shaped a package's bytes."""
+    from importlib.metadata import version
+
+    from qwenonnx import __version__
+
+    return {"qwenonnx": __version__, "onnx": version("onnx"), "onnxruntime": version("onnxruntime")}
