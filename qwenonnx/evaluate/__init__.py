@@ -1,0 +1,1 @@
+"""Fidelity of a package against a reference."""

@@ -1,0 +1,1 @@
+"""Running a package in onnxruntime: threads, session, KV cache."""

@@ -1,0 +1,85 @@
+"""How many threads this process may use, and what its CPU can do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
+INTERESTING_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuInfo:
+    """Model name and the instruction sets that decide how fast and how exact integer products are."""
+
+    model: str
+    flags: tuple[str, ...]
+
+    @property
+    def has_int8_dot(self) -> bool:
+        """Whether u8 x s8 products are summed in 32 bits (VNNI on x86, the dot product on ARM)."""
+        return any(flag in self.flags for flag in ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp"))
+
+
+def cpu_info(cpuinfo: Path = CPUINFO) -> CpuInfo:
+    """Reads the processor's name and flags; unknown systems give empty ones."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return CpuInfo("unknown", ())
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip().lower(), value.strip())
+    flags = set((fields.get("flags") or fields.get("features") or "").split())
+    return CpuInfo(fields.get("model name", "unknown"), tuple(flag for flag in INTERESTING_FLAGS if flag in flags))
+
+
+def allowed_threads(
+    environment: Mapping[str, str] | None = None, cgroup: Path = CGROUP, affinity: int | None = None
+) -> int:
+    """Threads that can run at once: the affinity mask, the cgroup's CPU quota and OMP_NUM_THREADS, whichever is least.
+
+    A fractional quota is rounded down (1.5 CPUs give 1 thread): with one thread more the whole pool would be
+    throttled for a part of every period. At least 1.
+    """
+    environment = os.environ if environment is None else environment
+    counts = [affinity if affinity is not None else _affinity_count()]
+    quota = cpu_quota(cgroup)
+    if quota is not None:
+        counts.append(int(quota))
+    wanted = environment.get("OMP_NUM_THREADS", "").split(",")[0]
+    if wanted.isdigit() and int(wanted) > 0:
+        counts.append(int(wanted))
+    return max(1, min(counts))
+
+
+def cpu_quota(cgroup: Path = CGROUP) -> float | None:
+    """CPUs that the cgroup (v2 or v1) may use, or None without a limit."""
+    for reader in (_quota_v2, _quota_v1):
+        try:
+            return reader(cgroup)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _affinity_count() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quota_v2(cgroup: Path) -> float | None:
+    quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(cgroup: Path) -> float | None:
+    quota = int((cgroup / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+    period = int((cgroup / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii"))
+    return None if quota <= 0 else quota / period

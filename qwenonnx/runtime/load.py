@@ -1,0 +1,36 @@
+"""From a package on disk to a model in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qwenonnx.errors import PackageError, UsageError
+from qwenonnx.package.package import Package
+from qwenonnx.runtime.fused_runner import FusedRunner
+from qwenonnx.runtime.session import SessionConfig
+
+
+def session_config(threads: int | None = None) -> SessionConfig:
+    """Session settings for this machine; `threads` overrides the number found."""
+    config = SessionConfig.for_this_machine()
+    return config if threads is None else replace(config, threads=threads)
+
+
+def load_runner(
+    package: Package, session: SessionConfig, *, context_length: int | None = None, num_slots: int = 1
+) -> FusedRunner:
+    """Loads a package's graph with a KV cache of `num_slots` rows of `context_length` tokens (default: the model's).
+
+    Raises:
+        PackageError: the package has a graph that this version cannot run, or onnxruntime cannot load it.
+        UsageError: the context is longer than the model's.
+    """
+    if package.manifest.graph != "fused":
+        raise PackageError(
+            f"{package.folder}: its graph is of the kind {package.manifest.graph!r}, which this version cannot run."
+        )
+    if context_length is not None and not 1 < context_length <= package.config.context_length:
+        raise UsageError(
+            f"a context of {context_length:,} tokens is too long: this model's is {package.config.context_length:,}."
+        )
+    return FusedRunner(package.model_path, package.config, session, num_slots=num_slots, context_length=context_length)
