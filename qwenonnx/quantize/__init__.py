@@ -1,0 +1,1 @@
+"""From an fp32 package to a quantized one."""
