@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ class ModelConfig:
         def number(name: str, default: Any = None) -> float:
             value = fields.get(name)
             value = default if value is None else value
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise CheckpointError(f"{where}: {name} must be a positive number, but it is {value!r}.")
             return value
 

@@ -79,7 +79,7 @@ def disk_full_named(folder: Path) -> Iterator[None]:
         free = shutil.disk_usage(folder.absolute().parent).free
         raise DiskSpaceError(
             f"{folder}: the disk filled up while writing ({free:,} bytes were free at the end); "
-            "nothing was kept, so free some space and run the command again."
+            "free some space and run the command again."
         ) from error
 
 

