@@ -1,0 +1,282 @@
+"""The one thread that owns the model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qwenonnx.engine.event_streams import AsyncEventStream, EventStream
+from qwenonnx.engine.request import Event, GenerationRequest
+from qwenonnx.engine.runner import ModelRunner
+from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, Step
+from qwenonnx.engine.sequence import Sequence
+from qwenonnx.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    QwenonnxError,
+    UnavailableError,
+)
+from qwenonnx.text.tokenizer import Tokenizer, end_token_ids
+
+logger = logging.getLogger(__name__)
+
+# All stop strings of a request together; more than any client needs, and it bounds the matcher's memory.
+MAX_STOP_CHARACTERS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the engine shares the model: tokens of a prompt that run at once, and requests that may wait."""
+
+    prefill_chunk: int = 256
+    max_queue: int = 64
+
+
+class Ticket:
+    """The caller's handle on a submitted request."""
+
+    def __init__(self, engine: Engine, sequence: Sequence) -> None:
+        self._engine = engine
+        self._sequence = sequence
+
+    def cancel(self) -> None:
+        """Asks the engine to end the request, before its next step; may be called any time, anywhere.
+
+        The request then ends with `Finished("cancelled")`, unless it has ended before.
+        """
+        self._engine._cancel(self._sequence)
+
+
+class Engine:
+    """Serves generation requests with one model, one after the other, on a thread of its own.
+
+    A request's events go to its sink in order and end with exactly one `Finished` or `Failed`. A request that
+    fails takes no other with it. Keys and values of the last request stay, so that a prompt that begins like
+    it runs only what differs; at least the last token always runs.
+
+    Memory for slow readers is bounded by the answer itself: the engine never waits for a reader, and a
+    request has at most `max_tokens + 2` small events.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        config: EngineConfig | None = None,
+        *,
+        end_ids: frozenset[int] | None = None,
+    ) -> None:
+        """`end_ids` None takes those that the tokenizer alone tells; see `end_token_ids`."""
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._config = config or EngineConfig()
+        self._end_ids = end_token_ids(tokenizer, {}) if end_ids is None else end_ids
+        self._scheduler = Scheduler(prefill_chunk=self._config.prefill_chunk, max_queue=self._config.max_queue)
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        # Guards that a cancellation interrupts the prefill of its own request only.
+        self._prefill_lock = threading.RLock()
+        self._prefilling: Sequence | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Requests being worked on."""
+        with self._wake:
+            return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        with self._wake:
+            return self._scheduler.num_waiting
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Starts the engine thread; requests submitted before are served then.
+
+        Raises:
+            UnavailableError: the engine was closed.
+        """
+        with self._wake:
+            if self._closing:
+                raise UnavailableError("The engine is shut down; make a new one.")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="qwenonnx-engine", daemon=True)
+                self._thread.start()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ends everything and joins the thread, for at most `timeout` seconds; may be called again.
+
+        Running requests end with `Finished("cancelled")`, waiting ones with `Failed(UnavailableError)`.
+        """
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+            thread = self._thread
+        with self._prefill_lock:
+            if self._prefilling is not None:
+                self._runner.cancel()
+        if thread is None:
+            self._end_all()
+        elif thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def submit(self, request: GenerationRequest, sink: Callable[[Event], None]) -> Ticket:
+        """Queues a request; `sink` is called from the engine thread and should return soon.
+
+        Raises:
+            InvalidRequestError: the prompt is empty, or a value is out of its range.
+            ContextLengthError: the prompt leaves no room for a token.
+            QueueFullError: too many requests are waiting.
+            UnavailableError: the engine was closed.
+        """
+        self._check(request)
+        sequence = Sequence(
+            request,
+            sink,
+            self._tokenizer,
+            context_length=self._runner.context_length,
+            end_ids=self._end_ids,
+        )
+        with self._wake:
+            if self._closing:
+                raise UnavailableError("The server is shutting down; try again later.")
+            self._scheduler.add(sequence)
+            self._wake.notify_all()
+        return Ticket(self, sequence)
+
+    def generate(self, request: GenerationRequest) -> EventStream:
+        """Submits a request and returns its events as a blocking iterator; closing that cancels the request.
+
+        Raises:
+            QwenonnxError: as `submit`, at once.
+        """
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        return EventStream(events, self.submit(request, events.put))
+
+    def stream(self, request: GenerationRequest) -> AsyncEventStream:
+        """Submits a request and returns its events as an asynchronous iterator for the running event loop.
+
+        Closing it, or cancelling the task that waits for an event, cancels the request.
+
+        Raises:
+            QwenonnxError: as `submit`, at once.
+        """
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+
+        def sink(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        return AsyncEventStream(events, self.submit(request, sink))
+
+    def _check(self, request: GenerationRequest) -> None:
+        if not request.prompt_ids:
+            raise InvalidRequestError("The prompt is empty; send at least one token.", param="prompt")
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._runner.vocab_size:
+            raise InvalidRequestError(
+                f"The prompt holds a token id outside of 0..{self._runner.vocab_size - 1}.", param="prompt"
+            )
+        if len(request.prompt_ids) >= self._runner.context_length:
+            raise ContextLengthError(len(request.prompt_ids), self._runner.context_length)
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise InvalidRequestError(
+                f"max_tokens must be at least 1, but it is {request.max_tokens}.", param="max_tokens"
+            )
+        if sum(map(len, request.stop)) > MAX_STOP_CHARACTERS:
+            raise InvalidRequestError(
+                f"The stop strings have more than {MAX_STOP_CHARACTERS} characters together.", param="stop"
+            )
+
+    def _cancel(self, sequence: Sequence) -> None:
+        # No need to wake the thread: it sleeps only when no request is left.
+        sequence.cancel_requested = True
+        with self._prefill_lock:
+            if self._prefilling is sequence:
+                self._runner.cancel()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    while not (self._closing or self._scheduler.has_work):
+                        self._wake.wait()
+                    if self._closing:
+                        return
+                    dropped = self._scheduler.drop_cancelled()
+                    step = self._scheduler.schedule()
+                for sequence in dropped:
+                    sequence.finish("cancelled")
+                if step is not None:
+                    self._execute(step)
+        finally:
+            # Also after a fault of the engine's own: no reader is left waiting, no request is taken any more.
+            self._end_all()
+
+    def _execute(self, step: Step) -> None:
+        """Runs a step: forward pass, sampling, events. What goes wrong ends the requests in it, no more."""
+        sequences = (step.sequence,) if isinstance(step, PrefillChunk) else step.sequences
+        try:
+            if isinstance(step, PrefillChunk):
+                self._prefill(step)
+            else:
+                self._decode(step)
+        except Exception as error:
+            for sequence in sequences:
+                self._end_with(sequence, error)
+        with self._wake:
+            for sequence in sequences:
+                if sequence.is_finished:
+                    self._scheduler.remove(sequence)
+
+    def _prefill(self, chunk: PrefillChunk) -> None:
+        with self._prefill_lock:
+            self._prefilling = chunk.sequence
+        try:
+            logits = self._runner.prefill(chunk.sequence.slot, chunk.token_ids, chunk.start)
+        finally:
+            with self._prefill_lock:
+                self._prefilling = None
+        self._scheduler.computed(chunk)
+        if chunk.is_last:
+            chunk.sequence.advance(logits)
+
+    def _decode(self, step: DecodeStep) -> None:
+        rows = self._runner.decode(step.token_ids, step.starts)
+        self._scheduler.computed(step)
+        for sequence, logits in zip(step.sequences, rows, strict=True):
+            try:
+                sequence.advance(logits)
+            except EngineError as error:  # of this row alone
+                sequence.fail(error)
+
+    def _end_with(self, sequence: Sequence, error: Exception) -> None:
+        if isinstance(error, EngineError) and (sequence.cancel_requested or self._closing):
+            sequence.finish("cancelled")  # this is what the interrupted prefill raised
+        elif isinstance(error, QwenonnxError):
+            sequence.fail(error)
+        else:
+            logger.error("request %s failed", sequence.request.request_id, exc_info=error)
+            sequence.fail(EngineError(f"Generation failed unexpectedly ({type(error).__name__}: {error})."))
+
+    def _end_all(self) -> None:
+        with self._wake:
+            self._closing = True
+            running, waiting = self._scheduler.drop_all()
+        for sequence in running:
+            sequence.finish("cancelled")
+        for sequence in waiting:
+            if sequence.cancel_requested:
+                sequence.finish("cancelled")
+            else:
+                sequence.fail(UnavailableError("The server is shutting down; try again later."))

@@ -1,0 +1,76 @@
+"""The vocabulary of generation: what is asked for, and the events that answer it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from qwenonnx.engine.sampling import SamplingParams
+from qwenonnx.errors import QwenonnxError
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt and the rules for continuing it.
+
+    `max_tokens = None` means up to the end of the context; larger values are clamped to it.
+    `ignore_eos` keeps going past end-of-text tokens; `min_tokens` bans them until that many tokens are out.
+    """
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. `completion_tokens` counts every sampled token, the end-of-text token excluded."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds spent waiting, on the prompt (until the first token is sampled), and on the tokens after it."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New output: the tokens just sampled and the text that became certain with them (possibly empty).
+
+    Text lags behind tokens while a character or a possible stop string is incomplete.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a request that ended as it should; all text has been delivered before it."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of a request that could not be completed."""
+
+    error: QwenonnxError
+
+
+Event = Delta | Finished | Failed

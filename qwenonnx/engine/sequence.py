@@ -1,0 +1,158 @@
+"""One request in flight."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenonnx.engine.request import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Timings,
+    Usage,
+)
+from qwenonnx.engine.sampler import Sampler
+from qwenonnx.errors import QwenonnxError
+from qwenonnx.text.detokenizer import Detokenizer
+from qwenonnx.text.stops import StopMatcher
+from qwenonnx.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Sequence:
+    """The tokens of a request, and what a new one means: stop rules, text and events.
+
+    All but `cancel_requested` belongs to the engine thread. Should the sink raise, the request counts as
+    cancelled and the sink gets no more events.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        sink: Callable[[Event], None],
+        tokenizer: Tokenizer,
+        *,
+        context_length: int,
+        end_ids: frozenset[int],
+    ) -> None:
+        room = context_length - len(request.prompt_ids)
+        self.request = request
+        self.token_ids = list(request.prompt_ids)
+        self.num_computed = 0
+        self.num_cached = 0
+        self.slot = -1
+        self.cancel_requested = False
+        self.is_finished = False
+        self._max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
+        self._end_ids = frozenset() if request.ignore_eos else end_ids
+        self._sink: Callable[[Event], None] | None = sink
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(request.stop)
+        self._sampler = Sampler(
+            request.sampling,
+            request.prompt_ids,
+            num_tokens=tokenizer.num_tokens,
+            end_ids=end_ids,
+            min_tokens=request.min_tokens,
+        )
+        self._submitted = time.perf_counter()
+        self._admitted: float | None = None
+        self._first_token: float | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens sampled so far, without an end token."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether a part of the prompt has not run yet."""
+        return self.num_computed < self.num_prompt
+
+    @property
+    def service_seconds(self) -> float:
+        """Time since the request left the queue."""
+        return 0.0 if self._admitted is None else time.perf_counter() - self._admitted
+
+    def admit(self, slot: int, num_cached: int) -> None:
+        """Leaves the queue for a row of the cache that holds the prompt's first `num_cached` tokens."""
+        self.slot = slot
+        self.num_computed = self.num_cached = num_cached
+        self._admitted = time.perf_counter()
+
+    def advance(self, logits: NDArray[np.float32]) -> None:
+        """Samples the next token by its logits `[vocab]`, tells the sink, and finishes where a rule says so.
+
+        Raises:
+            NumericalError: the logits are unusable.
+        """
+        token_id = self._sampler.sample(logits)
+        if self._first_token is None:
+            self._first_token = time.perf_counter()
+        if token_id in self._end_ids:
+            self._emit(self._last_text(), ())
+            self.finish("stop")
+            return
+        self.token_ids.append(token_id)
+        text = self._stops.push(self._detokenizer.push(token_id))
+        is_full = self.num_output >= self._max_tokens
+        if is_full:
+            text += self._last_text()
+        self._emit(text, (token_id,))
+        if self._stops.stopped:
+            self.finish("stop")
+        elif is_full:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request as it should; does nothing to one that has ended."""
+        usage = Usage(self.num_prompt, self.num_output, self.num_cached)
+        self._end(Finished(reason, usage, self._timings()))
+
+    def fail(self, error: QwenonnxError) -> None:
+        """Ends the request with an error; does nothing to one that has ended."""
+        self._end(Failed(error))
+
+    def _last_text(self) -> str:
+        """What detokenizer and stop matcher still hold."""
+        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+
+    def _emit(self, text: str, token_ids: tuple[int, ...]) -> None:
+        if text or token_ids:
+            self._send(Delta(text, token_ids))
+
+    def _end(self, event: Finished | Failed) -> None:
+        if not self.is_finished:
+            self.is_finished = True
+            self._send(event)
+            self._sink = None
+
+    def _send(self, event: Event) -> None:
+        if self._sink is None:
+            return
+        try:
+            self._sink(event)
+        except Exception as error:  # whatever a receiver does wrong is its own affair
+            self._sink = None
+            self.cancel_requested = True
+            logger.warning("request %s is cancelled: its receiver failed (%r)", self.request.request_id, error)
+
+    def _timings(self) -> Timings:
+        now = time.perf_counter()
+        admitted = now if self._admitted is None else self._admitted
+        first_token = now if self._first_token is None else self._first_token
+        return Timings(queue=admitted - self._submitted, prefill=first_token - admitted, decode=now - first_token)
