@@ -68,19 +68,20 @@ class Decoder:
         hidden = self._norm(residual, "model.layers.0.input_layernorm")
         for i in range(config.num_layers):
             hidden, residual = self._layer(i, hidden, residual)
-        self._style.head(g, hidden)
+        self._style.head(g, hidden, width=config.hidden_size, rows="logits_rows")
 
     def _layer(self, i: int, hidden: str, residual: str) -> tuple[str, str]:
         """One layer; takes and returns (normed hidden state, residual), the norm being the next one's."""
         g, last = self._g, i + 1 == self._config.num_layers
         prefix = f"model.layers.{i}"
+        rows = "logits_rows" if last else "flat_ids"
         attention = self._attention(i, f"{prefix}.self_attn", hidden)
         if last:
             attention = g.node("Gather", [attention, "logits_rows"], f"{prefix}.self_attn/rows")
             residual = g.node("Gather", [residual, "logits_rows"], f"{prefix}.residual/rows")
-        attention = self._linear(f"{prefix}.self_attn.o_proj", attention)
+        attention = self._output_linear(f"{prefix}.self_attn.o_proj", attention, rows)
         hidden, residual = self._add_norm(attention, residual, f"{prefix}.post_attention_layernorm")
-        output = self._mlp(f"{prefix}.mlp", hidden)
+        output = self._mlp(f"{prefix}.mlp", hidden, rows)
         following = "model.norm" if last else f"model.layers.{i + 1}.input_layernorm"
         return self._add_norm(output, residual, following)
 
@@ -102,9 +103,9 @@ class Decoder:
         )
         return g.node("Reshape", [output, "flat_heads"], f"{prefix}.attention/flat")
 
-    def _mlp(self, prefix: str, hidden: str) -> str:
-        g, style, weights = self._g, self._style, self._weights
-        x = style.operand(g, hidden, f"{prefix}.input")
+    def _mlp(self, prefix: str, hidden: str, rows: str) -> str:
+        g, config, style, weights = self._g, self._config, self._style, self._weights
+        x = style.operand(g, hidden, f"{prefix}.input", width=config.hidden_size, rows=rows)
         gate = style.linear(g, x, [f"{prefix}.gate_proj.weight"], weights, f"{prefix}.gate_proj")
         up = style.linear(g, x, [f"{prefix}.up_proj.weight"], weights, f"{prefix}.up_proj")
         gate_value = style.scaled(g, gate, f"{prefix}.gate_proj")
@@ -112,19 +113,19 @@ class Decoder:
         gate_value = g.node("QuickGelu", [gate_value], f"{prefix}.silu", domain=MS, attributes={"alpha": 1.0})
         product = g.node("Mul", [gate_value, up.value], f"{prefix}.gated")
         # The row scale of `up` is left to the operand of down_proj, where it costs one number per row.
-        x = style.down_operand(g, product, f"{prefix}.down_input", scale=up.scale)
+        width = config.intermediate_size
+        x = style.down_operand(g, product, f"{prefix}.down_input", width=width, rows=rows, scale=up.scale)
         down = style.linear(g, x, [f"{prefix}.down_proj.weight"], weights, f"{prefix}.down_proj")
         return style.scaled(g, down, f"{prefix}.down_proj")
 
-    def _linear(self, name: str, value: str) -> str:
-        x = self._style.operand(self._g, value, f"{name}.input")
-        return self._style.scaled(
-            self._g, self._style.linear(self._g, x, [f"{name}.weight"], self._weights, name), name
-        )
+    def _output_linear(self, name: str, value: str, rows: str) -> str:
+        g, style = self._g, self._style
+        x = style.operand(g, value, f"{name}.input", width=self._config.q_size, rows=rows)
+        return style.scaled(g, style.linear(g, x, [f"{name}.weight"], self._weights, name), name)
 
     def _joined_linear(self, name: str, value: str, parts: Sequence[str]) -> str:
         g, style = self._g, self._style
-        x = style.operand(g, value, f"{name}.input")
+        x = style.operand(g, value, f"{name}.input", width=self._config.hidden_size, rows="flat_ids")
         product = style.linear(g, x, [f"{part}.weight" for part in parts], self._weights, name)
         bias = np.concatenate([self._weights.tensor(f"{part}.bias") for part in parts])
         return g.node("Add", [style.scaled(g, product, name), g.weight(f"{name}.bias", bias)], f"{name}/biased")

@@ -43,16 +43,15 @@ class Int8Linears(LinearStyle):
     ) -> None:
         self._head_transform = head_transform
         self._down_rotation = down_rotation
-        self._config: ModelConfig | None = None
+        self._zero_points: set[str] = set()
         self._head = EMBEDDING
 
     def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
         """Adds the shared constants and the quantized embedding and head."""
-        self._config = config
+        g.constant("one_column", np.array([1], dtype=np.int64))
         g.constant("one", scalar(1.0, np.float32))
         g.constant("zero_point", scalar(ZERO_POINT, np.uint8))
         g.constant("reciprocal_127", scalar(1 / 127, np.float32))
-        g.constant("smallest_scale", scalar(SMALLEST_SCALE, np.float32))
         g.constant("last_axis", np.array([-1], dtype=np.int64))
         self._add_matrix(g, weights, EMBEDDING)
         if not config.tie_word_embeddings:
@@ -75,26 +74,35 @@ class Int8Linears(LinearStyle):
         rows = g.node("Cast", [rows], f"{name}/float_rows", attributes={"to": 1})
         return g.node("Mul", [rows, scales], name)
 
-    def operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
-        """Quantizes each row; the result's scale includes `scale`, by which the value itself is not multiplied."""
-        magnitude = g.node("Abs", [value], f"{name}/abs")
-        largest = g.node("ReduceMax", [magnitude, "last_axis"], f"{name}/max", attributes={"keepdims": 0})
-        step = g.node("Mul", [largest, "reciprocal_127"], f"{name}/step")
-        step = g.node("Max", [step, "smallest_scale"], f"{name}/safe_step")
-        zeros = g.node("Expand", ["zero_point", g.node("Shape", [step], f"{name}/rows")], f"{name}/zero_points")
-        quantized = g.node("QuantizeLinear", [value, step, zeros], f"{name}/int8", attributes={"axis": 0})
-        row_scale = g.node("Unsqueeze", [step, "last_axis"], f"{name}/row_scale")
-        if scale is not None:
-            row_scale = g.node("Mul", [row_scale, scale], f"{name}/combined_scale")
-        return Operand(quantized, row_scale)
+    def operand(
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+    ) -> Operand:
+        """Quantizes each row; the result's scale includes `scale`, by which the value itself is not multiplied.
 
-    def down_operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
+        A row of zeros has the scale 0, so whatever it is quantized to, its products are 0.
+        """
+        magnitude = g.node("Abs", [value], f"{name}/abs")
+        largest = g.node("ReduceMax", [magnitude, "last_axis"], f"{name}/max", attributes={"keepdims": 1})
+        step = g.node("Mul", [largest, "reciprocal_127"], f"{name}/step")
+        quantized = g.node(
+            "QuantizeLinear",
+            [value, step, self._zero_points_for(g, rows)],
+            f"{name}/int8",
+            attributes={"axis": 1, "block_size": width},  # one block a row: takes scales as they are, [M, 1]
+        )
+        if scale is not None:
+            step = g.node("Mul", [step, scale], f"{name}/combined_scale")
+        return Operand(quantized, step)
+
+    def down_operand(
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+    ) -> Operand:
         """Rotates each block of the input, then quantizes its rows."""
         if self._down_rotation is not None:
             value = g.node("Reshape", [value, "down_blocks"], f"{name}/blocks")
             value = g.node("MatMul", [value, "down_rotation"], f"{name}/rotated")
             value = g.node("Reshape", [value, "down_rows"], f"{name}/rotated_rows")
-        return self.operand(g, value, name, scale=scale)
+        return self.operand(g, value, name, width=width, rows=rows, scale=scale)
 
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
         """An integer product with weights `[K, N]`; the row scale is left to the caller."""
@@ -104,16 +112,26 @@ class Int8Linears(LinearStyle):
         inputs = [x.value, weight, "one", columns, "zero_point"]
         return Product(g.node("MatMulIntegerToFloat", inputs, name, domain=MS), x.scale)
 
-    def head(self, g: GraphBuilder, hidden: str) -> str:
+    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: str) -> str:
         """Logits from the int8 matrix `[vocab, hidden]`."""
         if self._head_transform is not None:
             hidden = g.node("MatMul", [hidden, "head_transform"], "lm_head/rotated")
-        x = self.operand(g, hidden, "lm_head/input")
+        x = self.operand(g, hidden, "lm_head/input", width=width, rows=rows)
         inputs = [x.value, "one", "zero_point", self._head, f"{self._head}_scale", f"{self._head}_zero_point"]
         product = g.node("QGemm", inputs, "lm_head", domain=MS, attributes={"transB": 1})
         if x.scale is None:
             raise ValueError("an int8 operand has a scale")
         return g.node("Mul", [product, x.scale], "logits")
+
+    def _zero_points_for(self, g: GraphBuilder, rows: str) -> str:
+        """Zero points `[M, 1]` for values with as many rows as `rows` has entries; made once."""
+        name = f"zero_points/{rows}"
+        if rows not in self._zero_points:
+            count = g.node("Shape", [rows], f"{name}/count")
+            shape = g.node("Concat", [count, "one_column"], f"{name}/shape", attributes={"axis": 0})
+            g.node("Expand", ["zero_point", shape], name)
+            self._zero_points.add(rows)
+        return name
 
     def _add_matrix(self, g: GraphBuilder, weights: Weights, name: str) -> None:
         quantized, scale = quantize_rows(weights.tensor(name))

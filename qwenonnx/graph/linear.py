@@ -46,16 +46,21 @@ class LinearStyle(ABC):
         """Rows of the embedding for ids `[M]`: `[M, hidden]`."""
 
     @abstractmethod
-    def operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
-        """Prepares `value` (times `scale`, where given) as the input of linears; one operand may serve several."""
+    def operand(
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+    ) -> Operand:
+        """Prepares `value` `[M, width]` (times `scale`, where given) as the input of linears, perhaps of several.
+
+        `rows` names a 1-D value with M entries.
+        """
 
     @abstractmethod
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
         """One product with the weights `names` joined along their outputs, called `name`, without bias."""
 
     @abstractmethod
-    def head(self, g: GraphBuilder, hidden: str) -> str:
-        """Logits `[R, vocab]` of normed hidden states `[R, hidden]`."""
+    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: str) -> str:
+        """Logits `[R, vocab]` of normed hidden states `[R, width]`; `rows` names a 1-D value with R entries."""
 
     def scaled(self, g: GraphBuilder, product: Product, name: str) -> str:
         """The finished value of a product."""
@@ -63,9 +68,11 @@ class LinearStyle(ABC):
             return product.value
         return g.node("Mul", [product.value, product.scale], f"{name}/scaled")
 
-    def down_operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
+    def down_operand(
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+    ) -> Operand:
         """Prepares the input of down_proj, which a style may rotate first."""
-        return self.operand(g, value, name, scale=scale)
+        return self.operand(g, value, name, width=width, rows=rows, scale=scale)
 
 
 def joined(weights: Weights, names: Sequence[str]) -> NDArray[np.float32]:
@@ -90,7 +97,9 @@ class FloatLinears(LinearStyle):
         """Gathers rows."""
         return g.node("Gather", [EMBEDDING, ids], "model.embed_tokens", attributes={"axis": 0})
 
-    def operand(self, g: GraphBuilder, value: str, name: str, *, scale: str | None = None) -> Operand:
+    def operand(
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+    ) -> Operand:
         """The value itself."""
         if scale is not None:
             value = g.node("Mul", [value, scale], f"{name}/scaled_input")
@@ -101,7 +110,7 @@ class FloatLinears(LinearStyle):
         weight = g.weight(f"{name}.weight", np.ascontiguousarray(joined(weights, names).T))
         return Product(g.node("MatMul", [x.value, weight], name))
 
-    def head(self, g: GraphBuilder, hidden: str) -> str:
+    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: str) -> str:
         """A product with the rows of the embedding (or of the untied head)."""
         return g.node("Gemm", [hidden, self._head], "logits", attributes={"transB": 1})
 

@@ -1,0 +1,65 @@
+"""How the HTTP server is set up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from qwenonnx.errors import UsageError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Options of the server; all checks happen on construction.
+
+    `temperature`, `top_p`, `top_k` and `repetition_penalty` are defaults for requests that do not say;
+    `None` leaves them to the package's generation_config.
+
+    Raises:
+        UsageError: an option is out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    log_level: LogLevel = "info"
+    grace: float = 10.0
+    """Seconds that running requests get to finish after SIGTERM."""
+    keepalive: float = 15.0
+    """Seconds of silence after which a stream carries a comment, so that proxies do not give up on it."""
+    max_body: int = 8 * MIB
+    """Largest request body in bytes."""
+    body_timeout: float = 30.0
+    """Seconds in which a request body must have arrived."""
+    api_keys: tuple[str, ...] = ()
+    """Accepted bearer tokens; none means that no key is needed."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call the server; none switches CORS off."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("port", self.port, 0, 65535)
+        _check("grace", self.grace, 0, 3600)
+        _check("keepalive", self.keepalive, 0.001, 3600)
+        _check("max_body", self.max_body, 1, 1024 * MIB)
+        _check("body_timeout", self.body_timeout, 0.001, 3600)
+        _check("temperature", self.temperature, 0, 2)
+        _check("top_p", self.top_p, 0, 1)
+        _check("top_k", self.top_k, -1, 2**31 - 1)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 10)
+        if not self.host:
+            raise UsageError("host is empty; use 127.0.0.1 for this machine only, or 0.0.0.0 for all interfaces.")
+        if any(not key.strip() for key in self.api_keys):
+            raise UsageError("An API key is empty; give a value, or leave the option out to serve without keys.")
+
+
+def _check(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not (math.isfinite(value) and low <= value <= high):
+        raise UsageError(f"{name} must be between {low:g} and {high:g}, but it is {value!r}.")

@@ -1,0 +1,91 @@
+"""What happens around every request: an id, a key, and an answer even when the server is at fault."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qwenonnx.errors import AuthenticationError
+from qwenonnx.server.errors import error_response
+
+logger = logging.getLogger("qwenonnx.server")
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestId:
+    """Puts `x-request-id` on every answer: the client's own where it is sane, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class Guard:
+    """Turns unforeseen exceptions into an error object, and their traceback into a log entry."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        started = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting_send)
+        except Exception as error:
+            if scope["type"] != "http" or started:
+                raise
+            logger.exception("%s failed", scope.get("state", {}).get("request_id"))
+            await error_response(error)(scope, receive, send)
+
+
+class ApiKeys:
+    """Asks for a bearer token everywhere but at /health."""
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http" or scope["path"] == "/health" or self._allows(scope):
+            await self._app(scope, receive, send)
+            return
+        error = AuthenticationError("The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.")
+        await error_response(error)(scope, receive, send)
+
+    def _allows(self, scope: Scope) -> bool:
+        given = b""
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                scheme, _, token = value.partition(b" ")
+                given = token.strip() if scheme.lower() == b"bearer" else b""
+        # Every key is compared, each in constant time, so that the time taken tells nothing.
+        return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
