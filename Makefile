@@ -1,0 +1,68 @@
+# `make run` serves a model, `make test` runs the tests; both make what they need first. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODELS ?= models
+MODEL ?= qwen2.5-coder-0.5b-instruct
+RECIPE ?= int8
+PORT ?= 8000
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+PACKAGE := $(MODELS)/$(MODEL)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-model check format export quantize serve bench clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(INSTALLED) ## Get a model, export and quantize it, and serve it
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/run.sh "$(MODELS)" "$(RECIPE)" "$(PORT)"
+
+test: $(INSTALLED_DEV) ## Run the tests (no model needed)
+	$(BIN)/python -m pytest
+
+test-model: $(INSTALLED_DEV) ## Run the tests that need the real 0.5B weights, fetching them first
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/prepare_model.sh "$(MODELS)" "$(MODEL)"
+	$(BIN)/python -m pytest -m model
+
+check: $(INSTALLED_DEV) ## Check format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED_DEV) ## Format the code and mend what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+export: $(INSTALLED) ## Export MODEL to an fp32 package
+	$(BIN)/qwenonnx export $(MODEL) --models-dir $(MODELS)
+
+quantize: $(INSTALLED) ## Quantize MODEL's fp32 package with RECIPE
+	$(BIN)/qwenonnx quantize $(PACKAGE)/fp32 --recipe $(RECIPE)
+
+serve: $(INSTALLED) ## Serve MODEL's RECIPE package on PORT
+	$(BIN)/qwenonnx serve $(PACKAGE)/$(RECIPE) --port $(PORT)
+
+bench: $(INSTALLED) ## Measure MODEL's RECIPE package
+	$(BIN)/qwenonnx bench $(PACKAGE)/$(RECIPE)
+
+clean: ## Remove the virtual environment and caches (not models/)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@echo "making the virtual environment $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing qwenonnx and what it needs (about 250 MB) from the package index"
+	@$(PIP) --editable .
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing qwenonnx and the tools for its tests from the package index"
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(INSTALLED)
