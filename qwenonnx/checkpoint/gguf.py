@@ -187,6 +187,7 @@ class GgufCheckpoint:
                 f"{self._file.path}: tensor {tensor.name} has type {kind.name}, which the gguf package "
                 "cannot expand; use a file in another quantization (Q8_0, Q6_K, Q4_K_M)."
             ) from error
+        self._file.release()
         return result
 
     def _hf_fields(self, vocab_size: int, tied: bool) -> dict[str, Any]:

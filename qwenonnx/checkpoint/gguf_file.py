@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from qwenonnx.checkpoint.weight_files import RE_DOWNLOAD, map_file
+from qwenonnx.checkpoint.weight_files import RE_DOWNLOAD, map_file, release_pages
 from qwenonnx.errors import CheckpointError
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -81,6 +81,10 @@ class GgufFile:
     def raw(self, tensor: GgufTensor) -> memoryview:
         """The tensor's bytes in the map, without a copy."""
         return memoryview(self._map)[tensor.offset : tensor.offset + tensor.size]
+
+    def release(self) -> None:
+        """Takes what has been read out of this process's memory."""
+        release_pages(self._map)
 
     def _place(self, infos: list[tuple[str, tuple[int, ...], int, int]], end: int) -> dict[str, GgufTensor]:
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenonnx.checkpoint.weight_files import RE_DOWNLOAD, map_file
+from qwenonnx.checkpoint.weight_files import RE_DOWNLOAD, map_file, release_pages
 from qwenonnx.errors import CheckpointError
 
 _MAX_HEADER = 100_000_000  # the reference implementation's limit
@@ -129,4 +129,5 @@ class SafetensorsFile:
             raise CheckpointError(
                 f"{self.path}: tensor {name} is stored as {entry.dtype}, which cannot be read as fp32."
             )
+        release_pages(self._map)
         return result

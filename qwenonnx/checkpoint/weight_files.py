@@ -29,6 +29,12 @@ def map_file(path: Path) -> mmap.mmap:
         raise CheckpointError(f"{path}: the file cannot be read ({error.strerror}).") from error
 
 
+def release_pages(mapping: mmap.mmap) -> None:
+    """Takes a map's pages out of this process's memory; they stay in the system's cache and come back when used."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
 def folder_name(folder: Path) -> str:
     """A name for the checkpoint in `folder`: the model's where the layout of the folders tells it.
 

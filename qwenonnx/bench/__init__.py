@@ -1,0 +1,1 @@
+"""Speed and memory of a package on this machine."""

@@ -1,0 +1,56 @@
+"""`qwenonnx inspect`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from qwenonnx.cli.console import Stages, table, write_results
+from qwenonnx.cli.options import JsonFile, PackageFolder, Quiet
+
+
+def inspect(
+    package: PackageFolder,
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Read all files and compare their sums with the manifest."),
+    ] = True,
+    json: JsonFile = None,
+    quiet: Quiet = False,
+) -> None:
+    """Show what is in a package: recipe, origin, operators, sizes, integrity."""
+    import onnx
+
+    from qwenonnx.package.package import Package
+
+    opened = Package.open(package)
+    if check:
+        with Stages(quiet=quiet) as stages:
+            opened.check_sums(stages.begin("checking the files"))
+    manifest, config = opened.manifest, opened.config
+    model = onnx.load(str(opened.model_path), load_external_data=False)
+    operators = Counter(f"{node.domain}:{node.op_type}".removeprefix(":") for node in model.graph.node)
+    heads = f"{config.num_heads} heads ({config.num_kv_heads} for keys and values)"
+    ends = ", ".join(map(str, manifest.end_token_ids))
+    facts = [
+        ["model", manifest.model],
+        ["recipe", f"{manifest.recipe} ({manifest.graph} graph)"],
+        ["source", f"{manifest.source.get('kind')} {manifest.source.get('name')}"],
+        ["source sha256", str(manifest.source.get("sha256"))],
+        ["layers", f"{config.num_layers} with {heads}, hidden size {config.hidden_size}"],
+        ["vocabulary", f"{manifest.num_tokens:,} tokens in {config.vocab_size:,} rows, ends at {ends}"],
+        ["context", f"{manifest.context_length:,} tokens, {config.kv_bytes_per_token:,} bytes of KV cache each"],
+        ["written by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())],
+        ["integrity", "all files match their sums" if check else "not checked"],
+    ]
+    if json is None or str(json) != "-":
+        for name, value in facts:
+            print(f"{name:14} {value}")
+        print()
+        print(table(["file", "bytes"], [[name, f"{entry.bytes:,}"] for name, entry in manifest.files.items()]))
+        print()
+        print(table(["operator", "nodes"], [[name, str(count)] for name, count in operators.most_common()]))
+    write_results(json, {**asdict(manifest), "operators": dict(operators), "integrity_checked": check})

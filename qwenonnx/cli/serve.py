@@ -1,0 +1,96 @@
+"""`qwenonnx serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from qwenonnx.cli.options import PackageFolder, Threads
+
+if TYPE_CHECKING:
+    from qwenonnx.engine.load import LoadedModel
+    from qwenonnx.runtime.session import SessionConfig
+    from qwenonnx.server.served import Served
+
+
+def serve(
+    package: PackageFolder,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name of the model in requests and answers (default: the package's).")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of prompt and answer together (default: the model's).")
+    ] = None,
+    threads: Threads = None,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens run at once.")] = 256,
+    max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get a 429.")] = 64,
+    temperature: Annotated[float | None, typer.Option(help="Default temperature of requests.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Default top_p of requests.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Default top_k of requests.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Default repetition penalty of requests.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="QWENONNX_API_KEY", help="Accepted bearer token; repeatable. Default: none needed."),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web origin whose pages may call the server; repeatable.")
+    ] = None,
+    max_body: Annotated[int, typer.Option(help="Largest request body in bytes.")] = 8 << 20,
+    grace: Annotated[float, typer.Option(help="Seconds that running requests get after SIGTERM.")] = 10.0,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="How much to log.")] = "info",
+) -> None:
+    """Serve a package over HTTP with the OpenAI API."""
+    from qwenonnx.engine.engine import EngineConfig
+    from qwenonnx.engine.load import load_model
+    from qwenonnx.package.package import Package
+    from qwenonnx.runtime.load import session_config
+    from qwenonnx.server.config import ServeConfig
+    from qwenonnx.server.run import serve as run
+
+    config = ServeConfig(
+        host=host,
+        port=port,
+        log_level=log_level,
+        grace=grace,
+        max_body=max_body,
+        api_keys=tuple(api_key or ()),
+        cors_origins=tuple(cors_origin or ()),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        repetition_penalty=repetition_penalty,
+    )
+    # What can be wrong with the folder is said before the port is taken.
+    opened = Package.open(package)
+    session = session_config(threads)
+    engine = EngineConfig(prefill_chunk=prefill_chunk, max_queue=max_queue)
+
+    def load() -> Served:
+        model = load_model(opened, session, engine=engine, context_length=context_length)
+        return _served(model, model_name, session)
+
+    raise typer.Exit(run(load, config))
+
+
+def _served(model: LoadedModel, name: str | None, session: SessionConfig) -> Served:
+    import time
+
+    from qwenonnx.server.served import GenerationDefaults, Served
+
+    manifest = model.package.manifest
+    known = (manifest.model, str(manifest.source.get("name", "")))
+    chosen = name or manifest.model
+    return Served(
+        engine=model.engine,
+        tokenizer=model.tokenizer,
+        chat_template=model.chat_template,
+        model_name=chosen,
+        created=int(time.time()),
+        context_length=model.context_length,
+        defaults=GenerationDefaults.from_generation_config(model.package.generation_config),
+        aliases=tuple(alias for alias in known if alias and alias != chosen),
+        info={"recipe": manifest.recipe, "threads": session.threads, "context_length": model.context_length},
+    )
