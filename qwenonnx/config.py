@@ -76,19 +76,25 @@ class ModelConfig:
                 raise CheckpointError(f"{where}: {name} must be a positive number, but it is {value!r}.")
             return value
 
-        heads = int(number("num_attention_heads"))
-        hidden = int(number("hidden_size"))
+        def whole(name: str, default: Any = None) -> int:
+            value = number(name, default)
+            if value != int(value):
+                raise CheckpointError(f"{where}: {name} must be a whole number, but it is {value!r}.")
+            return int(value)
+
+        heads = whole("num_attention_heads")
+        hidden = whole("hidden_size")
         result = cls(
-            vocab_size=int(number("vocab_size")),
+            vocab_size=whole("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=int(number("intermediate_size")),
-            num_layers=int(number("num_hidden_layers")),
+            intermediate_size=whole("intermediate_size"),
+            num_layers=whole("num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=int(number("num_key_value_heads", heads)),
-            head_dim=int(number("head_dim", hidden // heads)),
+            num_kv_heads=whole("num_key_value_heads", heads),
+            head_dim=whole("head_dim", hidden // heads),
             rms_norm_eps=float(number("rms_norm_eps", 1e-6)),
             rope_theta=float(number("rope_theta", 10_000.0)),
-            context_length=int(number("max_position_embeddings")),
+            context_length=whole("max_position_embeddings"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         )
         if result.num_heads % result.num_kv_heads:

@@ -21,6 +21,7 @@ Progress = Callable[[int, int], None]
 _CHUNK = 1 << 20
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_OLD = "-old"
 
 
 def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:
@@ -35,8 +36,14 @@ def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file's content at once: readers see the old or the new text, never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".partial")
+    """Replaces a file's content at once: readers see the old or the new text, never a part.
+
+    What is no regular file (a device, a pipe) is written to, not replaced.
+    """
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".partial")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
@@ -125,6 +132,9 @@ def _remove_stale_stages(target: Path) -> None:
     for path in target.parent.iterdir():
         if not path.name.startswith(prefix) or not path.is_dir():
             continue
+        if path.name.endswith(_OLD) and not target.exists():
+            path.rename(target)  # killed between the two renames of _replace_folder
+            continue
         handle = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +151,7 @@ def _replace_folder(stage: Path, target: Path) -> None:
         return
     if not _exchange(stage, target):
         # Not atomic, but the old folder can be found beside the target if the process dies in between.
-        old = stage.with_name(stage.name + "-old")
+        old = stage.with_name(stage.name + _OLD)
         target.rename(old)
         stage.rename(target)
         shutil.rmtree(old, ignore_errors=True)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from packages import export_folder, quantize
 from tiny import write_tiny_checkpoint
 
+from qwenonnx.package.package import Package
 from qwenonnx.text.tokenizer import Tokenizer
 
 # No deadline: a busy machine is no fault of the code. The same examples each time, and nothing kept on disk.
@@ -46,3 +48,15 @@ def model_tokenizer_folder() -> Path:
     if not files:
         pytest.fail(f"no tokenizer.json below {MODELS}; run `make test-model`, which exports the model first")
     return files[0].parent
+
+
+@pytest.fixture(scope="session")
+def tiny_fp32(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Package:
+    """The tiny model exported; shared by the session, so tests must not write into its folder."""
+    return export_folder(tiny_checkpoint, tmp_path_factory.mktemp("packages") / "fp32")
+
+
+@pytest.fixture(scope="session")
+def tiny_int8(tiny_fp32: Package) -> Package:
+    """The tiny model quantized, beside `tiny_fp32`; shared as well."""
+    return quantize(tiny_fp32, tiny_fp32.folder.parent / "int8")

@@ -106,13 +106,19 @@ class ServerBackend:
         try:
             with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as response:
                 for line in response:
+                    if not line.startswith(b"data: "):
+                        continue
                     data = line.removeprefix(b"data: ").strip()
-                    if line.startswith(b"data: ") and data != b"[DONE]":
-                        yield from _content(json.loads(data))
+                    if data == b"[DONE]":
+                        return
+                    yield from _content(json.loads(data))
         except urllib.error.HTTPError as error:
             raise QwenonnxError(f"{self._url}: the server refused ({_reason(error)}).") from error
         except (urllib.error.URLError, OSError) as error:
             raise QwenonnxError(f"{self._url}: no answer ({error}); is the server running?") from error
+        except ValueError as error:
+            raise QwenonnxError(f"{self._url}: the answer cannot be read ({error}).") from error
+        raise QwenonnxError(f"{self._url}: the answer broke off, or this is no server with the OpenAI API.")
 
 
 def _content(chunk: dict[str, Any]) -> Iterator[str]:

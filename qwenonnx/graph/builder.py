@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +31,6 @@ class GraphBuilder:
         self._model_path = model_path
         self._data_name = data_path.name
         self._data = data_path.open("xb")
-        self._digest = hashlib.sha256()
         self._offset = 0
         self._nodes: list[Any] = []
         self._initializers: dict[str, Any] = {}
@@ -47,16 +45,6 @@ class GraphBuilder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._data.close()
-
-    @property
-    def data_sha256(self) -> str:
-        """SHA-256 of the data file as written so far."""
-        return self._digest.hexdigest()
-
-    @property
-    def data_bytes(self) -> int:
-        """Size of the data file as written so far."""
-        return self._offset
 
     def input(self, name: str, dtype: type[np.generic], shape: Sequence[Dim]) -> str:
         """Declares a graph input."""
@@ -107,16 +95,6 @@ class GraphBuilder:
         self._initializers[name] = self._external(name, value.dtype, value.shape, offset, value.nbytes)
         return name
 
-    def alias(self, name: str, of: str, dims: Sequence[int]) -> str:
-        """Adds a second tensor over the bytes of the weight `of`, in another shape."""
-        original = self._initializers[of]
-        entries = {entry.key: entry.value for entry in original.external_data}
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(original.data_type))
-        self._initializers[name] = self._external(
-            name, dtype, tuple(dims), int(entries["offset"]), int(entries["length"])
-        )
-        return name
-
     def save(self, graph_name: str, metadata: Mapping[str, str]) -> None:
         """Writes the model file. The data file is complete after this."""
         self._data.flush()
@@ -135,7 +113,6 @@ class GraphBuilder:
 
     def _write(self, data: bytes | memoryview) -> None:
         self._data.write(data)
-        self._digest.update(data)
         self._offset += len(data)
 
     def _external(

@@ -17,7 +17,7 @@ import numpy as np
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.graph.builder import GraphBuilder
-from qwenonnx.graph.linear import LinearStyle
+from qwenonnx.graph.linear import ALL_TOKENS, LOGITS_ROWS, LinearStyle, Rows
 from qwenonnx.graph.names import past_names, present_names
 from qwenonnx.graph.rope import rotary_tables
 from qwenonnx.graph.weights import Weights
@@ -31,7 +31,7 @@ def write_decoder(g: GraphBuilder, config: ModelConfig, weights: Weights, style:
 
 
 class Decoder:
-    """Writes the nodes of one decoder. Hidden states are `[M, hidden]`, M being batch times sequence."""
+    """Writes the nodes of one decoder; `linear.Rows` tells the shapes of hidden states."""
 
     def __init__(self, g: GraphBuilder, config: ModelConfig, weights: Weights, style: LinearStyle) -> None:
         self._g = g
@@ -56,29 +56,23 @@ class Decoder:
         cos, sin = rotary_tables(config)
         g.weight("cos_cache", cos)
         g.weight("sin_cache", sin)
-        g.constant("flat", np.array([-1], dtype=np.int64))
-        g.constant("flat_heads", np.array([-1, config.q_size], dtype=np.int64))
-        g.constant("qkv_width", np.array([config.q_size + 2 * config.kv_size], dtype=np.int64))
-        shape = g.node("Shape", ["input_ids"], "input_shape")
-        g.node("Concat", [shape, "qkv_width"], "qkv_shape", attributes={"axis": 0})
-        ids = g.node("Reshape", ["input_ids", "flat"], "flat_ids")
 
         self._style.begin(g, self._weights, config)
-        residual = self._style.embed(g, ids)
+        residual = self._style.embed(g, "input_ids")
         hidden = self._norm(residual, "model.layers.0.input_layernorm")
         for i in range(config.num_layers):
             hidden, residual = self._layer(i, hidden, residual)
-        self._style.head(g, hidden, width=config.hidden_size, rows="logits_rows")
+        self._style.head(g, hidden, width=config.hidden_size, rows=LOGITS_ROWS)
 
     def _layer(self, i: int, hidden: str, residual: str) -> tuple[str, str]:
         """One layer; takes and returns (normed hidden state, residual), the norm being the next one's."""
-        g, last = self._g, i + 1 == self._config.num_layers
+        _g, last = self._g, i + 1 == self._config.num_layers
         prefix = f"model.layers.{i}"
-        rows = "logits_rows" if last else "flat_ids"
+        rows = LOGITS_ROWS if last else ALL_TOKENS
         attention = self._attention(i, f"{prefix}.self_attn", hidden)
         if last:
-            attention = g.node("Gather", [attention, "logits_rows"], f"{prefix}.self_attn/rows")
-            residual = g.node("Gather", [residual, "logits_rows"], f"{prefix}.residual/rows")
+            attention = self._pick_rows(attention, self._config.q_size, f"{prefix}.self_attn")
+            residual = self._pick_rows(residual, self._config.hidden_size, f"{prefix}.residual")
         attention = self._output_linear(f"{prefix}.self_attn.o_proj", attention, rows)
         hidden, residual = self._add_norm(attention, residual, f"{prefix}.post_attention_layernorm")
         output = self._mlp(f"{prefix}.mlp", hidden, rows)
@@ -89,11 +83,10 @@ class Decoder:
         g, config = self._g, self._config
         parts = [f"{prefix}.{kind}_proj" for kind in "qkv"]
         qkv = self._joined_linear(f"{prefix}.qkv_proj", hidden, parts)
-        qkv = g.node("Reshape", [qkv, "qkv_shape"], f"{prefix}.qkv_proj/heads")
         past = [f"past_key_values.{i}.key", f"past_key_values.{i}.value"]
         present = [f"present.{i}.key", f"present.{i}.value"]
         steps = ["seqlens_k", "total_sequence_length", "cos_cache", "sin_cache"]
-        output = g.node(
+        return g.node(
             "GroupQueryAttention",
             [qkv, "", "", *past, *steps],
             f"{prefix}.attention",
@@ -101,9 +94,8 @@ class Decoder:
             domain=MS,
             attributes={"num_heads": config.num_heads, "kv_num_heads": config.num_kv_heads, "do_rotary": 1},
         )
-        return g.node("Reshape", [output, "flat_heads"], f"{prefix}.attention/flat")
 
-    def _mlp(self, prefix: str, hidden: str, rows: str) -> str:
+    def _mlp(self, prefix: str, hidden: str, rows: Rows) -> str:
         g, config, style, weights = self._g, self._config, self._style, self._weights
         x = style.operand(g, hidden, f"{prefix}.input", width=config.hidden_size, rows=rows)
         gate = style.linear(g, x, [f"{prefix}.gate_proj.weight"], weights, f"{prefix}.gate_proj")
@@ -118,17 +110,24 @@ class Decoder:
         down = style.linear(g, x, [f"{prefix}.down_proj.weight"], weights, f"{prefix}.down_proj")
         return style.scaled(g, down, f"{prefix}.down_proj")
 
-    def _output_linear(self, name: str, value: str, rows: str) -> str:
+    def _output_linear(self, name: str, value: str, rows: Rows) -> str:
         g, style = self._g, self._style
         x = style.operand(g, value, f"{name}.input", width=self._config.q_size, rows=rows)
         return style.scaled(g, style.linear(g, x, [f"{name}.weight"], self._weights, name), name)
 
     def _joined_linear(self, name: str, value: str, parts: Sequence[str]) -> str:
         g, style = self._g, self._style
-        x = style.operand(g, value, f"{name}.input", width=self._config.hidden_size, rows="flat_ids")
+        x = style.operand(g, value, f"{name}.input", width=self._config.hidden_size, rows=ALL_TOKENS)
         product = style.linear(g, x, [f"{part}.weight" for part in parts], self._weights, name)
         bias = np.concatenate([self._weights.tensor(f"{part}.bias") for part in parts])
         return g.node("Add", [style.scaled(g, product, name), g.weight(f"{name}.bias", bias)], f"{name}/biased")
+
+    def _pick_rows(self, value: str, width: int, name: str) -> str:
+        """Of the rows of `[batch, sequence, width]` those that get logits: `[rows, width]`."""
+        g = self._g
+        shape = g.constant(f"flat_{width}", np.array([-1, width], dtype=np.int64))
+        flat = g.node("Reshape", [value, shape], f"{name}/flat")
+        return g.node("Gather", [flat, LOGITS_ROWS.name], f"{name}/rows", attributes={"axis": 0})
 
     def _gain(self, name: str) -> str:
         return self._g.weight(f"{name}.weight", self._weights.tensor(f"{name}.weight"))

@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.graph.builder import GraphBuilder
-from qwenonnx.graph.linear import EMBEDDING, HEAD, LinearStyle, Operand, Product, joined, scalar
+from qwenonnx.graph.linear import (
+    ALL_TOKENS,
+    EMBEDDING,
+    HEAD,
+    LOGITS_ROWS,
+    LinearStyle,
+    Operand,
+    Product,
+    Rows,
+    joined,
+    scalar,
+)
 from qwenonnx.graph.weights import Weights
 
 MS = "com.microsoft"
@@ -43,7 +54,7 @@ class Int8Linears(LinearStyle):
     ) -> None:
         self._head_transform = head_transform
         self._down_rotation = down_rotation
-        self._zero_points: set[str] = set()
+        self._zero_points: set[Rows] = set()
         self._head = EMBEDDING
 
     def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
@@ -62,8 +73,10 @@ class Int8Linears(LinearStyle):
         if self._down_rotation is not None:
             block = self._down_rotation.shape[0]
             g.weight("down_rotation", self._down_rotation)
-            g.constant("down_blocks", np.array([-1, block], dtype=np.int64))
-            g.constant("down_rows", np.array([-1, config.intermediate_size], dtype=np.int64))
+            for rows in (ALL_TOKENS, LOGITS_ROWS):
+                same = [0] * rows.dims  # in a Reshape, 0 keeps the axis
+                g.constant(f"down_blocks/{rows.name}", np.array([*same, -1, block], dtype=np.int64))
+                g.constant(f"down_rows/{rows.name}", np.array([*same, config.intermediate_size], dtype=np.int64))
 
     def embed(self, g: GraphBuilder, ids: str) -> str:
         """Gathers int8 rows and their scales."""
@@ -75,7 +88,7 @@ class Int8Linears(LinearStyle):
         return g.node("Mul", [rows, scales], name)
 
     def operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
     ) -> Operand:
         """Quantizes each row; the result's scale includes `scale`, by which the value itself is not multiplied.
 
@@ -88,20 +101,20 @@ class Int8Linears(LinearStyle):
             "QuantizeLinear",
             [value, step, self._zero_points_for(g, rows)],
             f"{name}/int8",
-            attributes={"axis": 1, "block_size": width},  # one block a row: takes scales as they are, [M, 1]
+            attributes={"axis": -1, "block_size": width},  # one block a row: takes scales as they are, [..., 1]
         )
         if scale is not None:
             step = g.node("Mul", [step, scale], f"{name}/combined_scale")
         return Operand(quantized, step)
 
     def down_operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
     ) -> Operand:
         """Rotates each block of the input, then quantizes its rows."""
         if self._down_rotation is not None:
-            value = g.node("Reshape", [value, "down_blocks"], f"{name}/blocks")
+            value = g.node("Reshape", [value, f"down_blocks/{rows.name}"], f"{name}/blocks")
             value = g.node("MatMul", [value, "down_rotation"], f"{name}/rotated")
-            value = g.node("Reshape", [value, "down_rows"], f"{name}/rotated_rows")
+            value = g.node("Reshape", [value, f"down_rows/{rows.name}"], f"{name}/rotated_rows")
         return self.operand(g, value, name, width=width, rows=rows, scale=scale)
 
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
@@ -112,7 +125,7 @@ class Int8Linears(LinearStyle):
         inputs = [x.value, weight, "one", columns, "zero_point"]
         return Product(g.node("MatMulIntegerToFloat", inputs, name, domain=MS), x.scale)
 
-    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: str) -> str:
+    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
         """Logits from the int8 matrix `[vocab, hidden]`."""
         if self._head_transform is not None:
             hidden = g.node("MatMul", [hidden, "head_transform"], "lm_head/rotated")
@@ -123,12 +136,12 @@ class Int8Linears(LinearStyle):
             raise ValueError("an int8 operand has a scale")
         return g.node("Mul", [product, x.scale], "logits")
 
-    def _zero_points_for(self, g: GraphBuilder, rows: str) -> str:
-        """Zero points `[M, 1]` for values with as many rows as `rows` has entries; made once."""
-        name = f"zero_points/{rows}"
+    def _zero_points_for(self, g: GraphBuilder, rows: Rows) -> str:
+        """Zero points `[..., 1]` for each row; made once."""
+        name = f"zero_points/{rows.name}"
         if rows not in self._zero_points:
-            count = g.node("Shape", [rows], f"{name}/count")
-            shape = g.node("Concat", [count, "one_column"], f"{name}/shape", attributes={"axis": 0})
+            counts = g.node("Shape", [rows.name], f"{name}/counts")
+            shape = g.node("Concat", [counts, "one_column"], f"{name}/shape", attributes={"axis": 0})
             g.node("Expand", ["zero_point", shape], name)
             self._zero_points.add(rows)
         return name

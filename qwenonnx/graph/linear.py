@@ -19,8 +19,24 @@ HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """Which tokens a value has rows for: `name` is an input with one entry for each, `dims` how many axes it has.
+
+    Hidden states of all tokens are `[batch, sequence, features]`, those of the rows that get logits `[rows, features]`;
+    below, `[..., features]` stands for either.
+    """
+
+    name: str
+    dims: int
+
+
+ALL_TOKENS = Rows("input_ids", 2)
+LOGITS_ROWS = Rows("logits_rows", 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
-    """The input of one or more linears: a value `[M, K]`, perhaps quantized with a scale per row `[M, 1]`."""
+    """The input of one or more linears: a value `[..., K]`, perhaps quantized with a scale per row `[..., 1]`."""
 
     value: str
     scale: str | None = None
@@ -28,14 +44,14 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What a linear yields: a value `[M, N]` that is still to be multiplied by `scale` `[M, 1]` where there is one."""
+    """What a linear yields: a value `[..., N]`, still to be multiplied by `scale` `[..., 1]` where there is one."""
 
     value: str
     scale: str | None = None
 
 
 class LinearStyle(ABC):
-    """Writes the linears of a decoder. Values are 2-D, `[M, features]`, M being batch times sequence."""
+    """Writes the linears of a decoder. See `Rows` for the shapes of values."""
 
     @abstractmethod
     def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
@@ -43,24 +59,21 @@ class LinearStyle(ABC):
 
     @abstractmethod
     def embed(self, g: GraphBuilder, ids: str) -> str:
-        """Rows of the embedding for ids `[M]`: `[M, hidden]`."""
+        """Rows of the embedding for ids `[batch, sequence]`: `[batch, sequence, hidden]`."""
 
     @abstractmethod
     def operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
     ) -> Operand:
-        """Prepares `value` `[M, width]` (times `scale`, where given) as the input of linears, perhaps of several.
-
-        `rows` names a 1-D value with M entries.
-        """
+        """Prepares `value` `[..., width]` (times `scale`, where given) as the input of one or more linears."""
 
     @abstractmethod
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
         """One product with the weights `names` joined along their outputs, called `name`, without bias."""
 
     @abstractmethod
-    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: str) -> str:
-        """Logits `[R, vocab]` of normed hidden states `[R, width]`; `rows` names a 1-D value with R entries."""
+    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
+        """Logits `[rows, vocab]` of normed hidden states `[rows, width]`."""
 
     def scaled(self, g: GraphBuilder, product: Product, name: str) -> str:
         """The finished value of a product."""
@@ -69,7 +82,7 @@ class LinearStyle(ABC):
         return g.node("Mul", [product.value, product.scale], f"{name}/scaled")
 
     def down_operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
     ) -> Operand:
         """Prepares the input of down_proj, which a style may rotate first."""
         return self.operand(g, value, name, width=width, rows=rows, scale=scale)
@@ -98,7 +111,7 @@ class FloatLinears(LinearStyle):
         return g.node("Gather", [EMBEDDING, ids], "model.embed_tokens", attributes={"axis": 0})
 
     def operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: str, scale: str | None = None
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
     ) -> Operand:
         """The value itself."""
         if scale is not None:
@@ -110,7 +123,7 @@ class FloatLinears(LinearStyle):
         weight = g.weight(f"{name}.weight", np.ascontiguousarray(joined(weights, names).T))
         return Product(g.node("MatMul", [x.value, weight], name))
 
-    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: str) -> str:
+    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
         """A product with the rows of the embedding (or of the untied head)."""
         return g.node("Gemm", [hidden, self._head], "logits", attributes={"transB": 1})
 

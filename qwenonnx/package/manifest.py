@@ -15,6 +15,19 @@ MANIFEST_NAME = "qwenonnx.json"
 MODEL_NAME = "model.onnx"
 DATA_NAME = "model.onnx.data"
 FORMAT = 1
+_FIELD_TYPES: Mapping[str, type] = {
+    "model": str,
+    "graph": str,
+    "recipe": str,
+    "context_length": int,
+    "num_tokens": int,
+    "end_token_ids": list,
+    "inputs": list,
+    "outputs": list,
+    "source": dict,
+    "versions": dict,
+    "details": dict,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +89,22 @@ class Manifest:
                 f"{path}: package format {found!r} is not {FORMAT}, the one that this version reads; export it again."
             )
         try:
+            _check_types(raw)
             files = {name: FileEntry(**entry) for name, entry in raw.pop("files").items()}
             for name in ("end_token_ids", "inputs", "outputs"):
                 raw[name] = tuple(raw[name])
             return cls(**raw, files=files)
         except (KeyError, TypeError, AttributeError) as error:
             raise PackageError(f"{path}: damaged manifest ({error}); export the package again.") from error
+
+
+def _check_types(raw: Mapping[str, Any]) -> None:
+    for name, kind in _FIELD_TYPES.items():
+        if not isinstance(raw[name], kind):
+            raise TypeError(f"{name} is {raw[name]!r}")
+    for name, entry in raw["files"].items():
+        if Path(name).name != name or not isinstance(entry["bytes"], int) or not isinstance(entry["sha256"], str):
+            raise TypeError(f"the entry of the file {name!r} is wrong")
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from qwenonnx.errors import PackageError
 from qwenonnx.files import write_text
-from qwenonnx.package.manifest import MANIFEST_NAME, FileEntry, Manifest, describe_files
+from qwenonnx.package.manifest import DATA_NAME, MANIFEST_NAME, MODEL_NAME, FileEntry, Manifest, describe_files
 
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 # Written beside a package by other commands, and safe to lose when it is made anew.
@@ -32,13 +32,20 @@ def check_target(target: Path) -> None:
     present = {path.name for path in target.iterdir()}
     if not present:
         return
-    known = set(Manifest.read(target).files) if MANIFEST_NAME in present else set()
+    known = _package_files(target) if MANIFEST_NAME in present else set()
     foreign = sorted(present - known - EXPENDABLE)
     if foreign:
         raise PackageError(
             f"{target}: holds files that are not part of a package ({', '.join(foreign[:3])}"
             f"{', …' if len(foreign) > 3 else ''}); nothing was written, so choose another folder with -o."
         )
+
+
+def _package_files(folder: Path) -> set[str]:
+    try:
+        return set(Manifest.read(folder).files)
+    except PackageError:  # a damaged package, or another version's, may be made anew where it is
+        return {MODEL_NAME, DATA_NAME, *TEXT_FILES}
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

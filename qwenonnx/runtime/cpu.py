@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
 INTERESTING_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 
@@ -58,14 +59,32 @@ def allowed_threads(
     return max(1, min(counts))
 
 
-def cpu_quota(cgroup: Path = CGROUP) -> float | None:
-    """CPUs that the cgroup (v2 or v1) may use, or None without a limit."""
-    for reader in (_quota_v2, _quota_v1):
-        try:
-            return reader(cgroup)
-        except (OSError, ValueError):
+def cpu_quota(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
+    """CPUs that this process's cgroup (v2 or v1) or one above it may use, or None without a limit."""
+    quotas = [
+        quota
+        for folder in _group_folders(cgroup, membership)
+        for quota in (_quota_v2(folder), _quota_v1(folder))
+        if quota is not None
+    ]
+    return min(quotas, default=None)
+
+
+def _group_folders(cgroup: Path, membership: Path) -> set[Path]:
+    """Folders of the groups that this process is in, and of those above them, in every hierarchy that limits CPUs."""
+    folders = {cgroup, cgroup / "cpu"}
+    try:
+        lines = membership.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return folders
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
             continue
-    return None
+        for root in (cgroup / controllers, cgroup / "cpu") if controllers else (cgroup,):
+            folder = root / path.lstrip("/")
+            folders.update((folder, *folder.parents[: len(folder.parts) - len(root.parts)]))
+    return folders
 
 
 def _affinity_count() -> int:
@@ -74,12 +93,18 @@ def _affinity_count() -> int:
     return os.cpu_count() or 1
 
 
-def _quota_v2(cgroup: Path) -> float | None:
-    quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
-    return None if quota == "max" else int(quota) / int(period)
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
 
 
-def _quota_v1(cgroup: Path) -> float | None:
-    quota = int((cgroup / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-    period = int((cgroup / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii"))
-    return None if quota <= 0 else quota / period
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+        period = int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
+        return None if quota <= 0 else quota / period
+    except (OSError, ValueError):
+        return None

@@ -13,13 +13,13 @@ from qwenonnx.config import ModelConfig
 class KvSlab:
     """Keys and values of all layers, as arrays `[slots, kv_heads, capacity, head_dim]` fp32 in one mapping.
 
-    The mapping is anonymous and without huge pages: a token then costs its 24 KiB or so, not a huge page in each of
-    the 2 * layers * kv_heads places that it is written to.
+    The mapping is private, anonymous and without huge pages: a token then costs its 24 KiB or so, not a huge page in
+    each of the 2 * layers * kv_heads places that it is written to. (Pages of a shared one would outlive `release`.)
     """
 
     def __init__(self, config: ModelConfig, slots: int, capacity: int) -> None:
         shape = (config.num_layers * 2, slots, config.num_kv_heads, capacity, config.head_dim)
-        self._map = mmap.mmap(-1, int(np.prod(shape)) * 4)
+        self._map = mmap.mmap(-1, int(np.prod(shape)) * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
         self._arrays: NDArray[np.float32] = np.frombuffer(self._map, dtype=np.float32).reshape(shape)

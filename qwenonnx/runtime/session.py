@@ -50,7 +50,8 @@ def session_options(config: SessionConfig) -> Any:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     # A memory plan is kept for every shape seen; prompt chunks come in all lengths, so memory would only grow.
     options.enable_mem_pattern = False
-    options.log_severity_level = 3
+    # What fails is raised, and said once by whoever handles it; the library would print it as well.
+    options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if config.spin_us else "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     if config.spin_us:

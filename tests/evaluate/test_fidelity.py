@@ -1,0 +1,187 @@
+"""Comparing two models: the figures against a plain double-precision computation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from qwenonnx.errors import NumericalError, UsageError
+from qwenonnx.evaluate.fidelity import CHUNK, FidelityReport, TextResult, measure_fidelity
+from qwenonnx.evaluate.metrics import Comparison, compare_logits, is_flat, log_softmax
+from qwenonnx.evaluate.texts import EvaluationText, bundled_texts, read_texts
+
+
+def random_logits(n: int, seed: int, vocab: int = 300) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal((n, vocab)) * 4).astype(np.float32)
+
+
+class Table:
+    """A model whose logits at each position are written down."""
+
+    def __init__(self, logits: NDArray[np.float32]) -> None:
+        self._logits = logits
+        self.largest = 0
+
+    def score(self, token_ids: Sequence[int], start: int) -> NDArray[np.float32]:
+        self.largest = max(self.largest, len(token_ids))
+        return self._logits[start : start + len(token_ids)]
+
+
+class Letters:
+    """One token a character."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) % 300 for letter in text]
+
+
+def test_figures_equal_a_double_precision_computation() -> None:
+    p_logits, q_logits = random_logits(40, 1), random_logits(40, 1) + random_logits(40, 2) * np.float32(0.125)
+    following = np.random.default_rng(3).integers(0, 300, 39)
+
+    comparison = compare_logits(p_logits, q_logits, following)
+
+    p, q = (softmax(x.astype(np.float64)) for x in (p_logits, q_logits))
+    divergence = (p * np.log(p / q)).sum(axis=1)
+    rows = np.arange(39)
+    assert comparison.positions == 40
+    assert comparison.kl_mean == pytest.approx(divergence.mean(), rel=1e-4)
+    assert comparison.worst_kl == pytest.approx(divergence.max(), rel=1e-4)
+    assert comparison.top1_agreement == (p.argmax(axis=1) == q.argmax(axis=1)).mean()
+    assert 0 < comparison.top1_agreement < 1
+    assert comparison.reference_perplexity == pytest.approx(math.exp(-np.log(p[rows, following]).mean()), rel=1e-5)
+    assert comparison.perplexity == pytest.approx(math.exp(-np.log(q[rows, following]).mean()), rel=1e-5)
+    assert comparison.largest_difference == np.abs(p_logits - q_logits).max()
+
+
+def test_a_model_equals_itself() -> None:
+    logits = random_logits(20, 5)
+
+    comparison = compare_logits(logits, logits, np.arange(20))
+
+    assert comparison.kl_mean == pytest.approx(0, abs=1e-6)
+    assert comparison.top1_agreement == 1
+    assert comparison.perplexity == comparison.reference_perplexity
+
+
+def test_log_softmax_stands_huge_logits() -> None:
+    logits = np.array([[1e4, 0, -1e4], [-3e38, 0, 0]], dtype=np.float32)
+
+    np.testing.assert_allclose(log_softmax(logits)[0], [0, -1e4, -2e4])
+    np.testing.assert_allclose(log_softmax(logits)[1, 1:], [-math.log(2)] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", ["reference", "candidate"])
+def test_nan_and_infinite_logits_are_an_error(value: float, side: str) -> None:
+    pair = {"reference": random_logits(3, 1), "candidate": random_logits(3, 1)}
+    pair[side][1, 7] = value
+
+    with pytest.raises(NumericalError, match="NaN or infinite"):
+        compare_logits(pair["reference"], pair["candidate"], np.array([1, 2]))
+
+
+@pytest.mark.parametrize("vocab", [300, 151_936])
+def test_flat_predictions_are_recognised(vocab: int) -> None:
+    noise = random_logits(4, 1, vocab)
+
+    assert is_flat(np.zeros((4, vocab), dtype=np.float32))
+    assert is_flat(noise * 0.01)
+    assert not is_flat(noise)
+
+
+def test_parts_of_a_text_add_up_to_the_whole() -> None:
+    p, q, following = random_logits(30, 1), random_logits(30, 2), np.arange(30)
+
+    parts = compare_logits(p[:11], q[:11], following[:11]) + compare_logits(p[11:], q[11:], following[11:])
+
+    whole = compare_logits(p, q, following)
+    for name in ("positions", "agreeing", "predicted", "worst_kl", "largest_difference"):
+        assert getattr(parts, name) == getattr(whole, name)
+    for name in ("kl", "reference_nll", "candidate_nll"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-6)
+    assert whole + Comparison() == whole
+
+
+def test_texts_are_compared_in_bounded_chunks() -> None:
+    length = 2 * CHUNK + 5
+    text = EvaluationText("long", "".join(chr(65 + i % 50) for i in range(length + 20)))
+    p, q = random_logits(length, 1), random_logits(length, 2)
+    reference, candidate = Table(p), Table(q)
+    calls: list[tuple[int, int]] = []
+
+    report = measure_fidelity(
+        reference,
+        candidate,
+        Letters(),
+        [text],
+        max_tokens=length,
+        progress=lambda done, total: calls.append((done, total)),
+    )
+
+    ids = np.array(Letters().encode(text.text)[:length])
+    whole = compare_logits(p, q, ids[1:])
+    assert reference.largest == candidate.largest == CHUNK
+    assert calls == [(CHUNK, length), (2 * CHUNK, length), (length, length)]
+    assert report.overall.predicted == length - 1
+    assert report.overall.kl_mean == pytest.approx(whole.kl_mean, rel=1e-5)
+    assert report.overall.perplexity == pytest.approx(whole.perplexity, rel=1e-5)
+
+
+def test_overall_weighs_every_position_the_same() -> None:
+    short = Comparison(positions=10, predicted=9, kl=1.0, agreeing=10)
+    long = Comparison(positions=90, predicted=89, kl=1.0, agreeing=45)
+
+    report = FidelityReport((TextResult("short", short), TextResult("long", long)))
+
+    assert report.overall.kl_mean == pytest.approx(0.02)
+    assert report.to_json()["top1_agreement"] == pytest.approx(0.55)
+    assert set(report.to_json()["texts"]) == {"short", "long"}
+
+
+@pytest.mark.parametrize("text", ["", "x"])
+def test_a_text_in_which_nothing_can_be_predicted_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="'tiny' has fewer than two tokens"):
+        measure_fidelity(
+            Table(random_logits(1, 1)), Table(random_logits(1, 1)), Letters(), [EvaluationText("tiny", text)]
+        )
+
+
+def test_bundled_texts_cover_languages_and_code() -> None:
+    texts = {text.name: text.text for text in bundled_texts()}
+
+    assert len(texts) >= 8
+    assert list(texts) == sorted(texts)
+    assert any("\u0590" <= letter <= "\u06ff" for text in texts.values() for letter in text)  # right to left
+    assert any("\u4e00" <= letter <= "\u9fff" for text in texts.values() for letter in text)
+    assert any("def " in text for text in texts.values())
+    assert any("<|im_start|>" in text for text in texts.values())
+    assert all(len(text) > 200 for text in texts.values())
+
+
+def test_own_texts_are_named_by_their_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("é 模型", encoding="utf-8")
+
+    assert read_texts([tmp_path / "mine.txt"]) == [EvaluationText("mine.txt", "é 模型")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\xff\xfe", "cannot be read as UTF-8"), (b"", "is empty"), (b" \n\t", "is empty"), (None, "cannot be read")],
+)
+def test_a_text_that_cannot_be_used_is_named(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(UsageError, match=rf"mine\.txt: .*{message}"):
+        read_texts([path])
+
+
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))

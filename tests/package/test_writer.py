@@ -1,0 +1,70 @@
+"""Where a package may be written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from packages import contents
+
+from qwenonnx.errors import PackageError
+from qwenonnx.package.package import Package
+from qwenonnx.package.writer import check_target
+
+
+def test_a_new_place_an_empty_folder_and_an_old_package_are_taken(tiny_fp32: Package, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    tuned = shutil.copytree(tiny_fp32.folder, tmp_path / "tuned")
+    (tuned / "qwenonnx.tune.json").write_text("{}")
+
+    for target in (tmp_path / "new" / "deep", tmp_path / "empty", tuned):
+        check_target(target)
+
+
+@pytest.mark.parametrize("manifest", ["{", '{"format": 99}', '{"format": 1, "files": 0}'])
+def test_a_damaged_package_can_be_made_anew_in_its_place(manifest: str, tiny_fp32: Package, tmp_path: Path) -> None:
+    damaged = shutil.copytree(tiny_fp32.folder, tmp_path / "damaged")
+    (damaged / "qwenonnx.json").write_text(manifest)
+
+    check_target(damaged)
+
+    (damaged / "thesis.txt").write_text("years of work")
+    with pytest.raises(PackageError, match=r"thesis\.txt"):
+        check_target(damaged)
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+
+    with pytest.raises(PackageError, match="file: this is a file"):
+        check_target(tmp_path / "file")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_refused(exists: bool, tmp_path: Path) -> None:
+    if exists:
+        (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    with pytest.raises(PackageError, match="link: this is a symbolic link"):
+        check_target(tmp_path / "link")
+
+
+def test_foreign_files_are_named_and_left(tiny_fp32: Package, tmp_path: Path) -> None:
+    target = shutil.copytree(tiny_fp32.folder, tmp_path / "package")
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
+        (target / name).write_text(name)
+    before = contents(target)
+
+    with pytest.raises(PackageError, match=r"not part of a package \(a\.txt, b\.txt, c\.txt, …\)"):
+        check_target(target)
+    assert contents(target) == before
+
+
+def test_the_files_of_an_unfinished_package_are_foreign(tiny_fp32: Package, tmp_path: Path) -> None:
+    target = shutil.copytree(tiny_fp32.folder, tmp_path / "package")
+    (target / "qwenonnx.json").unlink()
+
+    with pytest.raises(PackageError, match="not part of a package"):
+        check_target(target)
