@@ -1,11 +1,14 @@
-"""Measures a package beside llama.cpp on this machine: same prompts, same threads, in turn.
+"""Measures a package beside llama.cpp and OpenVINO on this machine: same prompts, same threads, in turn.
 
-Usage: python scripts/bench_peers.py PACKAGE --gguf FILE --llama-python PYTHON [--json FILE]
+Usage: python scripts/bench_peers.py PACKAGE [--gguf FILE --llama-python PYTHON]
+           [--openvino FOLDER --openvino-python PYTHON] [--json FILE]
 
-PYTHON is an interpreter with llama-cpp-python built for this CPU, in a virtual environment of its own:
+Each PYTHON is an interpreter in a virtual environment of its own, with one of these built or installed:
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python
-FILE is a GGUF file of the same model; it is converted to Q8_0 once, beside it. Both engines run in processes of
-their own and take turns run by run, so that a machine whose speed drifts treats them alike. Medians are reported.
+    pip install openvino-genai
+FILE is a GGUF file of the same model; it is converted to Q8_0 once, beside it. FOLDER is what `optimum-cli export
+openvino --weight-format int8` (optimum-intel with nncf) writes. The engines run in processes of their own and take
+turns run by run, so that a machine whose speed drifts treats them alike. Medians are reported.
 """
 
 from __future__ import annotations
@@ -67,8 +70,8 @@ def measure(workers: list[Worker], lengths: list[int], new_tokens: int, repeats:
     times: dict[tuple[str, int], list[dict[str, float]]] = {}
     for repeat in range(repeats + 1):
         for length in lengths:
-            order = workers if repeat % 2 else workers[::-1]
-            for worker in order:
+            shift = repeat % len(workers)
+            for worker in workers[shift:] + workers[:shift]:
                 answer = worker.run(prompt_ids(length, 1000 * repeat + length), new_tokens)
                 if repeat:  # the first round warms up
                     times.setdefault((worker.name, length), []).append(answer)
@@ -93,8 +96,10 @@ def main() -> int:
     """Runs the measurement and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("package", type=Path)
-    parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--llama-python", required=True)
+    parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--llama-python")
+    parser.add_argument("--openvino", type=Path)
+    parser.add_argument("--openvino-python")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[40, 512])
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -102,10 +107,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     threads = str(arguments.threads)
-    workers = [
-        Worker("qwenonnx", sys.executable, "qwenonnx_worker.py", [str(arguments.package), threads]),
-        Worker("llama.cpp Q8_0", arguments.llama_python, "llama_worker.py", [str(arguments.gguf), threads]),
-    ]
+    workers = [Worker("qwenonnx", sys.executable, "qwenonnx_worker.py", [str(arguments.package), threads])]
+    if arguments.llama_python:
+        workers.append(
+            Worker("llama.cpp Q8_0", arguments.llama_python, "llama_worker.py", [str(arguments.gguf), threads])
+        )
+    if arguments.openvino_python:
+        workers.append(
+            Worker("OpenVINO", arguments.openvino_python, "openvino_worker.py", [str(arguments.openvino), threads])
+        )
     try:
         rows = measure(workers, arguments.lengths, arguments.new_tokens, arguments.repeats)
     finally:
