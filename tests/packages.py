@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from tiny import tiny_config, tiny_weights
 
@@ -88,3 +89,18 @@ def names(folder: Path) -> list[str]:
 def contents(folder: Path) -> dict[str, bytes]:
     """All files below a folder, hidden ones included."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def extents(model_path: Path) -> list[tuple[int, int]]:
+    """Where a model's tensors lie in its data file: (offset, length), in order; parts of another tensor do not count."""
+    found = set()
+    for tensor in onnx.load(str(model_path), load_external_data=False).graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            assert entries["location"] == "model.onnx.data"
+            found.add((int(entries["offset"]), int(entries["length"])))
+    whole: list[tuple[int, int]] = []
+    for offset, length in sorted(found, key=lambda extent: (extent[0], -extent[1])):
+        if not whole or offset + length > sum(whole[-1]):
+            whole.append((offset, length))
+    return whole

@@ -95,6 +95,18 @@ class GraphBuilder:
         self._initializers[name] = self._external(name, value.dtype, value.shape, offset, value.nbytes)
         return name
 
+    def alias_rows(self, name: str, of: str, start: int, count: int) -> str:
+        """Adds a second tensor over the bytes of the rows `[start, start + count)` of the weight `of`."""
+        original = self._initializers[of]
+        entries = {entry.key: int(entry.value) for entry in original.external_data if entry.key != "location"}
+        row = entries["length"] // original.dims[0]
+        if not 0 <= start <= start + count <= original.dims[0]:
+            raise ValueError(f"{of!r} has {original.dims[0]} rows, so there are no rows {start} to {start + count}")
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(original.data_type))
+        shape = (count, *original.dims[1:])
+        self._initializers[name] = self._external(name, dtype, shape, entries["offset"] + start * row, count * row)
+        return name
+
     def save(self, graph_name: str, metadata: Mapping[str, str]) -> None:
         """Writes the model file. The data file is complete after this."""
         self._data.flush()

@@ -30,6 +30,7 @@ from qwenonnx.graph.weights import Weights
 
 MS = "com.microsoft"
 ZERO_POINT = 128
+HEAD_PIECES = 4
 # Keeps an all-zero row from dividing by zero; far below any scale that matters.
 SMALLEST_SCALE = 1e-30
 
@@ -55,10 +56,14 @@ class Int8Linears(LinearStyle):
         self._head_transform = head_transform
         self._down_rotation = down_rotation
         self._zero_points: set[Rows] = set()
+        self._vocab = 0
+        self._piece = 0
         self._head = EMBEDDING
 
     def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
         """Adds the shared constants and the quantized embedding and head."""
+        self._vocab = config.vocab_size
+        self._piece = -(-config.vocab_size // HEAD_PIECES)
         g.constant("one_column", np.array([1], dtype=np.int64))
         g.constant("one", scalar(1.0, np.float32))
         g.constant("zero_point", scalar(ZERO_POINT, np.uint8))
@@ -130,11 +135,25 @@ class Int8Linears(LinearStyle):
         if self._head_transform is not None:
             hidden = g.node("MatMul", [hidden, "head_transform"], "lm_head/rotated")
         x = self.operand(g, hidden, "lm_head/input", width=width, rows=rows)
-        inputs = [x.value, "one", "zero_point", self._head, f"{self._head}_scale", f"{self._head}_zero_point"]
-        product = g.node("QGemm", inputs, "lm_head", domain=MS, attributes={"transB": 1})
         if x.scale is None:
             raise ValueError("an int8 operand has a scale")
+        pieces = [self._head_piece(g, x.value, start) for start in range(0, self._vocab, self._piece)]
+        product = g.node("Concat", pieces, "lm_head", attributes={"axis": 1}) if len(pieces) > 1 else pieces[0]
         return g.node("Mul", [product, x.scale], "logits")
+
+    def _head_piece(self, g: GraphBuilder, quantized: str, start: int) -> str:
+        """The product with some rows of the head, as a matrix of its own over the same bytes.
+
+        onnxruntime transposes the weight of a QGemm into a temporary copy when it loads it; that of a piece is small.
+        And it lets go of the file's pages when no other node uses the tensor, as the embedding's Gather would.
+        """
+        count = min(self._piece, self._vocab - start)
+        name = f"lm_head/rows_{start}"
+        weight = g.alias_rows(f"{name}.weight", self._head, start, count)
+        scale = g.alias_rows(f"{name}.weight_scale", f"{self._head}_scale", start, count)
+        zeros = g.alias_rows(f"{name}.weight_zero_point", f"{self._head}_zero_point", start, count)
+        inputs = [quantized, "one", "zero_point", weight, scale, zeros]
+        return g.node("QGemm", inputs, name, domain=MS, attributes={"transB": 1})
 
     def _zero_points_for(self, g: GraphBuilder, rows: Rows) -> str:
         """Zero points `[..., 1]` for each row; made once."""

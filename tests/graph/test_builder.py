@@ -8,21 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from packages import small_model, write_graph
+from packages import extents, small_model, write_graph
 
 from qwenonnx.graph.builder import ALIGNMENT, GraphBuilder
 from qwenonnx.package.package import Package
-
-
-def extents(model_path: Path) -> list[tuple[int, int]]:
-    """Where the tensors of a model lie in its data file: (offset, length), in order, shared ones once."""
-    found = set()
-    for tensor in onnx.load(str(model_path), load_external_data=False).graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            entries = {entry.key: entry.value for entry in tensor.external_data}
-            assert entries["location"] == "model.onnx.data"
-            found.add((int(entries["offset"]), int(entries["length"])))
-    return sorted(found)
 
 
 def builder(folder: Path) -> GraphBuilder:
@@ -95,3 +84,23 @@ def test_a_data_file_is_never_appended_to(tmp_path: Path) -> None:
 
     with pytest.raises(FileExistsError):
         builder(tmp_path)
+
+
+def test_rows_of_a_weight_are_a_tensor_over_the_same_bytes(tmp_path: Path) -> None:
+    with builder(tmp_path) as g:
+        g.weight("pad", np.zeros(5, dtype=np.int8))
+        g.weight("matrix", np.arange(12, dtype=np.float32).reshape(4, 3))
+        g.alias_rows("rows", of="matrix", start=1, count=2)
+        g.save("graph", {})
+
+    loaded = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(str(tmp_path / "model.onnx")).graph.initializer}
+    np.testing.assert_array_equal(loaded["rows"], [[3, 4, 5], [6, 7, 8]])
+    assert (tmp_path / "model.onnx.data").stat().st_size == ALIGNMENT + 48
+
+
+@pytest.mark.parametrize(("start", "count"), [(3, 2), (-1, 1), (5, 0)])
+def test_rows_outside_of_the_weight_are_refused(start: int, count: int, tmp_path: Path) -> None:
+    with builder(tmp_path) as g:
+        g.weight("matrix", np.zeros((4, 3), dtype=np.float32))
+        with pytest.raises(ValueError, match="no rows"):
+            g.alias_rows("rows", of="matrix", start=start, count=count)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from packages import ArrayWeights, small_model, write_graph
 
 from qwenonnx.graph.builder import IR_VERSION, OPSET, GraphBuilder
-from qwenonnx.graph.int8 import SMALLEST_SCALE, Int8Linears, quantize_rows
+from qwenonnx.graph.int8 import HEAD_PIECES, SMALLEST_SCALE, Int8Linears, quantize_rows
 from qwenonnx.graph.linear import LOGITS_ROWS
 from qwenonnx.package.package import Package
 from qwenonnx.runtime.cpu import cpu_info
@@ -114,7 +114,7 @@ def test_all_linears_are_quantized_and_no_big_matrix_is_left_in_fp32(tiny_int8: 
 
     # qkv, o, gate, up, down
     assert operators["MatMulIntegerToFloat"] == 5 * config.num_layers
-    assert operators["QGemm"] == 1
+    assert operators["QGemm"] == HEAD_PIECES
     assert operators["MatMul"] == config.num_layers + 1  # the rotations before down_proj and before the head
     assert operators["Gemm"] == 0
     large = {t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) > 1}
