@@ -92,7 +92,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def extents(model_path: Path) -> list[tuple[int, int]]:
-    """Where a model's tensors lie in its data file: (offset, length), in order; parts of another tensor do not count."""
+    """Where a model's tensors lie in its data file: (offset, length), in order, without parts of other tensors."""
     found = set()
     for tensor in onnx.load(str(model_path), load_external_data=False).graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
