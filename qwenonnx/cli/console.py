@@ -71,6 +71,18 @@ class Stages:
         self._label = ""
 
 
+def describe_gate(gate: Mapping[str, Any]) -> str:
+    """One line about the comparison of a quantized package with its input, from the manifest."""
+    verdict = "passed the gate" if gate["passed"] else f"FAILED the gate: {gate['failure']}"
+    if "kl_mean" not in gate:
+        return verdict
+    return (
+        f"{verdict} (mean KL {gate['kl_mean']:.4f} from its input, same likeliest token at "
+        f"{gate['top1_agreement']:.1%} of {gate['positions']:,} positions, perplexity {gate['perplexity']:.2f} against "
+        f"{gate['reference_perplexity']:.2f})"
+    )
+
+
 def say(text: str) -> None:
     """Tells people something that is not the result."""
     print(text, file=sys.stderr, flush=True)

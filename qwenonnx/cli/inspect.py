@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qwenonnx.cli.console import Stages, table, write_results
+from qwenonnx.cli.console import Stages, describe_gate, table, write_results
 from qwenonnx.cli.options import JsonFile, PackageFolder, Quiet
 
 
@@ -44,6 +44,7 @@ def inspect(
         ["vocabulary", f"{manifest.num_tokens:,} tokens in {config.vocab_size:,} rows, ends at {ends}"],
         ["context", f"{manifest.context_length:,} tokens, {config.kv_bytes_per_token:,} bytes of KV cache each"],
         ["written by", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())],
+        *([["fidelity", describe_gate(gate)]] if (gate := manifest.details.get("gate")) else []),
         ["integrity", "all files match their sums" if check else "not checked"],
     ]
     if json is None or str(json) != "-":

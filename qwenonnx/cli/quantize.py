@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qwenonnx.cli.console import Stages, say
+from qwenonnx.cli.console import Stages, describe_gate, say
 from qwenonnx.cli.options import PackageFolder, Quiet
 
 
@@ -22,17 +22,29 @@ def quantize(
             help="The new package (default: beside DIR, named by the recipe).",
         ),
     ] = None,
-    recipe: Annotated[str, typer.Option("--recipe", help="How to quantize: int8.")] = "int8",
+    recipe: Annotated[str, typer.Option("--recipe", help="How to quantize: int8, int8-block or int4.")] = "int8",
+    block_size: Annotated[
+        int | None, typer.Option("--block-size", help="Weights that share a scale, for recipes with blocks.")
+    ] = None,
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option("--calibration", metavar="FILE", help="Text to calibrate int4 on; repeatable (default: bundled)."),
+    ] = None,
+    gate: Annotated[
+        bool, typer.Option("--gate/--no-gate", help="Refuse a package that is too far from its input.")
+    ] = True,
     quiet: Quiet = False,
 ) -> None:
     """Write a quantized copy of an fp32 package."""
     from qwenonnx.package.package import Package
-    from qwenonnx.quantize.quantizer import quantize_package
+    from qwenonnx.quantize.quantizer import QuantizeOptions, quantize_package
 
     source = Package.open(package)
     target = output or package.absolute().parent / recipe
+    options = QuantizeOptions(block_size=block_size, calibration=tuple(calibration or ()), gate=gate)
     with Stages(quiet=quiet) as stages:
-        result = quantize_package(source, target, recipe, stage=stages.begin)
+        result = quantize_package(source, target, recipe, stage=stages.begin, options=options)
     if not quiet:
         say(f"{source.bytes / 1e6:,.0f} MB became {result.bytes / 1e6:,.0f} MB")
+        say(describe_gate(result.manifest.details["gate"]))
     print(target)

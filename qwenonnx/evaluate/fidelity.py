@@ -51,9 +51,18 @@ class FidelityReport:
         """All texts together, each position counting the same."""
         return sum((text.comparison for text in self.texts), Comparison())
 
+    @property
+    def worst(self) -> TextResult:
+        """The text with the largest mean KL."""
+        return max(self.texts, key=lambda text: text.comparison.kl_mean)
+
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
-        return {**_figures(self.overall), "texts": {t.name: _figures(t.comparison) for t in self.texts}}
+        return {
+            **_figures(self.overall),
+            "worst_text": self.worst.name,
+            "texts": {text.name: _figures(text.comparison) for text in self.texts},
+        }
 
 
 def measure_fidelity(
@@ -82,7 +91,8 @@ def measure_fidelity(
         for start in range(0, len(ids), CHUNK):
             part = ids[start : start + CHUNK]
             following = np.asarray(ids[start + 1 : start + 1 + len(part)], dtype=np.int64)
-            comparison += compare_logits(reference.score(part, start), candidate.score(part, start), following)
+            logits = reference.score(part, start), candidate.score(part, start)
+            comparison += compare_logits(*logits, following, start=start)
             done += len(part)
             if progress is not None:
                 progress(done, total)
@@ -95,6 +105,7 @@ def _figures(comparison: Comparison) -> dict[str, float | int]:
         "positions": comparison.positions,
         "kl_mean": comparison.kl_mean,
         "kl_worst": comparison.worst_kl,
+        "kl_worst_position": comparison.worst_position,
         "top1_agreement": comparison.top1_agreement,
         "max_logit_difference": comparison.largest_difference,
         "perplexity": comparison.perplexity,

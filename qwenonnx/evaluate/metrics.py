@@ -18,7 +18,9 @@ FLATNESS = 0.9
 class Comparison:
     """Sums over positions; comparisons of parts of a text add up.
 
-    `kl` is the sum of KL(reference || candidate), `nll` sums are negative log-likelihoods of the true next tokens.
+    `kl` is the sum of KL(reference || candidate), `nll` sums are negative log-likelihoods of the true next tokens,
+    `candidate_peak` sums the log-probabilities of the candidate's likeliest tokens, and `uniform` what those would be
+    if it predicted nothing. `worst_position` is where `worst_kl` was met.
     """
 
     positions: int = 0
@@ -26,20 +28,27 @@ class Comparison:
     agreeing: int = 0
     kl: float = 0.0
     worst_kl: float = 0.0
+    worst_position: int = 0
     largest_difference: float = 0.0
     reference_nll: float = 0.0
     candidate_nll: float = 0.0
+    candidate_peak: float = 0.0
+    uniform: float = 0.0
 
     def __add__(self, other: Comparison) -> Comparison:
+        worst = self if self.worst_kl >= other.worst_kl else other
         return Comparison(
             positions=self.positions + other.positions,
             predicted=self.predicted + other.predicted,
             agreeing=self.agreeing + other.agreeing,
             kl=self.kl + other.kl,
-            worst_kl=max(self.worst_kl, other.worst_kl),
+            worst_kl=worst.worst_kl,
+            worst_position=worst.worst_position,
             largest_difference=max(self.largest_difference, other.largest_difference),
             reference_nll=self.reference_nll + other.reference_nll,
             candidate_nll=self.candidate_nll + other.candidate_nll,
+            candidate_peak=self.candidate_peak + other.candidate_peak,
+            uniform=self.uniform + other.uniform,
         )
 
     @property
@@ -62,6 +71,11 @@ class Comparison:
         """Perplexity of the candidate."""
         return float(np.exp(self.candidate_nll / max(self.predicted, 1)))
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether the candidate's distributions are as good as uniform: what a wrong head gives."""
+        return self.candidate_peak <= FLATNESS * self.uniform
+
 
 def log_softmax(logits: Array) -> Array:
     """Log-probabilities over the last axis.
@@ -76,8 +90,11 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - np.log(totals), dtype=np.float32)
 
 
-def compare_logits(reference: Array, candidate: Array, next_ids: NDArray[np.int64]) -> Comparison:
-    """Compares logits `[n, vocab]`; `next_ids` are the true next tokens of the first rows (n of them, or n - 1)."""
+def compare_logits(reference: Array, candidate: Array, next_ids: NDArray[np.int64], *, start: int = 0) -> Comparison:
+    """Compares logits `[n, vocab]`; `next_ids` are the true next tokens of the first rows (n of them, or n - 1).
+
+    `start` is the position of the first row in its text.
+    """
     log_p, log_q = log_softmax(reference), log_softmax(candidate)
     divergence = np.sum(np.exp(log_p) * (log_p - log_q), axis=-1, dtype=np.float64)
     rows = np.arange(len(next_ids))
@@ -87,13 +104,10 @@ def compare_logits(reference: Array, candidate: Array, next_ids: NDArray[np.int6
         agreeing=int((reference.argmax(axis=-1) == candidate.argmax(axis=-1)).sum()),
         kl=float(divergence.sum()),
         worst_kl=float(divergence.max()),
+        worst_position=start + int(divergence.argmax()),
         largest_difference=float(np.abs(reference - candidate).max()),
         reference_nll=float(-log_p[rows, next_ids].sum(dtype=np.float64)),
         candidate_nll=float(-log_q[rows, next_ids].sum(dtype=np.float64)),
+        candidate_peak=float(log_q.max(axis=-1).sum(dtype=np.float64)),
+        uniform=float(-len(candidate) * np.log(candidate.shape[-1])),
     )
-
-
-def is_flat(logits: Array) -> bool:
-    """Whether the distributions are as good as uniform: what a model with a wrong head gives."""
-    entropy_floor = np.log(logits.shape[-1])
-    return bool(-log_softmax(logits).max(axis=-1).mean() >= FLATNESS * entropy_floor)

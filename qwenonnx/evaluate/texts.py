@@ -18,10 +18,8 @@ class EvaluationText:
 
 
 def bundled_texts() -> list[EvaluationText]:
-    """Short texts written for this project: prose in five languages, code in two, one chat."""
-    folder = resources.files("qwenonnx.evaluate") / "texts"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name)
-    return [EvaluationText(file.name.removesuffix(".txt"), file.read_text(encoding="utf-8")) for file in files]
+    """Short texts written for this project: prose in 14 languages, code in five, two chats; sorted by name."""
+    return [EvaluationText(name, text) for name, text in packaged_texts("qwenonnx.evaluate", "texts")]
 
 
 def read_texts(paths: list[Path]) -> list[EvaluationText]:
@@ -30,13 +28,29 @@ def read_texts(paths: list[Path]) -> list[EvaluationText]:
     Raises:
         UsageError: a file cannot be read as UTF-8, or is empty.
     """
-    texts = []
-    for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path}: cannot be read as UTF-8 text ({error}).") from error
-        if not text.strip():
-            raise UsageError(f"{path}: this text is empty; give one with at least a few words.")
-        texts.append(EvaluationText(path.name, text))
-    return texts
+    return [EvaluationText(path.name, read_text(path)) for path in paths]
+
+
+def packaged_texts(package: str, folder: str) -> list[tuple[str, str]]:
+    """Name without suffix and content of each `.txt` file in a folder of an installed package, sorted by name."""
+    files = (resources.files(package) / folder).iterdir()
+    return sorted(
+        (file.name.removesuffix(".txt"), file.read_text(encoding="utf-8"))
+        for file in files
+        if file.name.endswith(".txt")
+    )
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that a user named.
+
+    Raises:
+        UsageError: the file cannot be read as UTF-8, or is empty.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as UTF-8 text ({error}).") from error
+    if not text.strip():
+        raise UsageError(f"{path}: this text is empty; give one with at least a few words.")
+    return text

@@ -11,7 +11,7 @@ import numpy as np
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.errors import NumericalError, VerificationError
-from qwenonnx.evaluate.metrics import compare_logits, is_flat
+from qwenonnx.evaluate.metrics import compare_logits
 from qwenonnx.export.reference import reference_logits
 from qwenonnx.graph.weights import Weights
 from qwenonnx.runtime.fused_runner import FusedRunner
@@ -55,7 +55,6 @@ def verify_export(
     try:
         comparison = compare_logits(expected, whole, np.asarray(ids[1:]))
         pieces = compare_logits(whole, chunked, np.asarray(ids[1:]))
-        flat = is_flat(whole)
     except NumericalError as error:
         raise VerificationError(f"{model_path}: the exported graph fails its check: {error}") from error
     result = Verification(
@@ -66,7 +65,7 @@ def verify_export(
         chunked_difference=pieces.largest_difference,
     )
     problem = None
-    if flat:
+    if comparison.is_flat:
         problem = "its predictions are as good as uniform, so the head is wrong"
     elif result.top1_agreement < 1 or result.max_logit_difference > MAX_LOGIT_DIFFERENCE:
         problem = "it differs from the checkpoint"

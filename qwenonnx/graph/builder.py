@@ -95,16 +95,16 @@ class GraphBuilder:
         self._initializers[name] = self._external(name, value.dtype, value.shape, offset, value.nbytes)
         return name
 
-    def alias_rows(self, name: str, of: str, start: int, count: int) -> str:
-        """Adds a second tensor over the bytes of the rows `[start, start + count)` of the weight `of`."""
+    def alias(self, name: str, of: str, shape: Sequence[int], *, first_row: int = 0) -> str:
+        """Adds a second tensor over bytes of the weight `of`, from its row `first_row` on, in another shape."""
         original = self._initializers[of]
         entries = {entry.key: int(entry.value) for entry in original.external_data if entry.key != "location"}
-        row = entries["length"] // original.dims[0]
-        if not 0 <= start <= start + count <= original.dims[0]:
-            raise ValueError(f"{of!r} has {original.dims[0]} rows, so there are no rows {start} to {start + count}")
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(original.data_type))
-        shape = (count, *original.dims[1:])
-        self._initializers[name] = self._external(name, dtype, shape, entries["offset"] + start * row, count * row)
+        begin = entries["length"] // original.dims[0] * first_row
+        length = int(np.prod(shape)) * dtype.itemsize
+        if first_row < 0 or begin + length > entries["length"]:
+            raise ValueError(f"{of!r} has not the bytes for {tuple(shape)} from row {first_row} on")
+        self._initializers[name] = self._external(name, dtype, shape, entries["offset"] + begin, length)
         return name
 
     def save(self, graph_name: str, metadata: Mapping[str, str]) -> None:

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.graph.builder import GraphBuilder
+from qwenonnx.graph.folding import Folding
 from qwenonnx.graph.linear import (
-    ALL_TOKENS,
     EMBEDDING,
     HEAD,
-    LOGITS_ROWS,
     LinearStyle,
     Operand,
     Product,
@@ -42,28 +41,21 @@ def quantize_rows(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArra
 
 
 class Int8Linears(LinearStyle):
-    """The `int8` recipe's linears.
+    """The `int8` recipe's linears."""
 
-    `head_transform` `[hidden, hidden]` is applied to the hidden states before the head, and `down_rotation`
-    `[block, block]` to each block of down_proj's input; the weights must have been folded to match.
-    """
-
-    def __init__(
-        self,
-        head_transform: NDArray[np.float32] | None = None,
-        down_rotation: NDArray[np.float32] | None = None,
-    ) -> None:
-        self._head_transform = head_transform
-        self._down_rotation = down_rotation
+    def __init__(self, folding: Folding | None = None) -> None:
+        self._folding = folding or Folding()
         self._zero_points: set[Rows] = set()
         self._vocab = 0
         self._piece = 0
+        self._width = 0
         self._head = EMBEDDING
 
     def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
         """Adds the shared constants and the quantized embedding and head."""
         self._vocab = config.vocab_size
         self._piece = -(-config.vocab_size // HEAD_PIECES)
+        self._width = config.hidden_size
         g.constant("one_column", np.array([1], dtype=np.int64))
         g.constant("one", scalar(1.0, np.float32))
         g.constant("zero_point", scalar(ZERO_POINT, np.uint8))
@@ -73,15 +65,7 @@ class Int8Linears(LinearStyle):
         if not config.tie_word_embeddings:
             self._add_matrix(g, weights, HEAD)
             self._head = HEAD
-        if self._head_transform is not None:
-            g.weight("head_transform", self._head_transform)
-        if self._down_rotation is not None:
-            block = self._down_rotation.shape[0]
-            g.weight("down_rotation", self._down_rotation)
-            for rows in (ALL_TOKENS, LOGITS_ROWS):
-                same = [0] * rows.dims  # in a Reshape, 0 keeps the axis
-                g.constant(f"down_blocks/{rows.name}", np.array([*same, -1, block], dtype=np.int64))
-                g.constant(f"down_rows/{rows.name}", np.array([*same, config.intermediate_size], dtype=np.int64))
+        self._folding.begin(g, config)
 
     def embed(self, g: GraphBuilder, ids: str) -> str:
         """Gathers int8 rows and their scales."""
@@ -116,10 +100,7 @@ class Int8Linears(LinearStyle):
         self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
     ) -> Operand:
         """Rotates each block of the input, then quantizes its rows."""
-        if self._down_rotation is not None:
-            value = g.node("Reshape", [value, f"down_blocks/{rows.name}"], f"{name}/blocks")
-            value = g.node("MatMul", [value, "down_rotation"], f"{name}/rotated")
-            value = g.node("Reshape", [value, f"down_rows/{rows.name}"], f"{name}/rotated_rows")
+        value = self._folding.rotate_down(g, value, name, rows)
         return self.operand(g, value, name, width=width, rows=rows, scale=scale)
 
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
@@ -132,8 +113,7 @@ class Int8Linears(LinearStyle):
 
     def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
         """Logits from the int8 matrix `[vocab, hidden]`."""
-        if self._head_transform is not None:
-            hidden = g.node("MatMul", [hidden, "head_transform"], "lm_head/rotated")
+        hidden = self._folding.before_head(g, hidden)
         x = self.operand(g, hidden, "lm_head/input", width=width, rows=rows)
         if x.scale is None:
             raise ValueError("an int8 operand has a scale")
@@ -149,9 +129,10 @@ class Int8Linears(LinearStyle):
         """
         count = min(self._piece, self._vocab - start)
         name = f"lm_head/rows_{start}"
-        weight = g.alias_rows(f"{name}.weight", self._head, start, count)
-        scale = g.alias_rows(f"{name}.weight_scale", f"{self._head}_scale", start, count)
-        zeros = g.alias_rows(f"{name}.weight_zero_point", f"{self._head}_zero_point", start, count)
+        width = self._width
+        weight = g.alias(f"{name}.weight", self._head, (count, width), first_row=start)
+        scale = g.alias(f"{name}.weight_scale", f"{self._head}_scale", (count,), first_row=start)
+        zeros = g.alias(f"{name}.weight_zero_point", f"{self._head}_zero_point", (count,), first_row=start)
         inputs = [quantized, "one", "zero_point", weight, scale, zeros]
         return g.node("QGemm", inputs, name, domain=MS, attributes={"transB": 1})
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwenonnx.config import ModelConfig
+from qwenonnx.graph.folding import Folding
 from qwenonnx.graph.linear import EMBEDDING, HEAD
 from qwenonnx.graph.weights import Weights
 from qwenonnx.quantize.rotation import Rotation, down_block, hadamard, rotate_blocks
@@ -19,17 +20,17 @@ class RotatedWeights:
 
     With rotation R and norm gains g: linears that read the stream become W diag(g) R, linears that write to it
     R^T W, embedding rows E R, gains 1. The head stays E R too (one matrix for both), so the final gain moves into
-    `head_transform` = R^T diag(g) R, to be applied to the hidden states before the head. `down_rotation` is to be
-    applied to each block of down_proj's input.
+    `folding.head_transform` = R^T diag(g) R. `folding.down_rotation` rotates blocks of down_proj's input.
     """
 
     def __init__(self, weights: Weights, config: ModelConfig) -> None:
         self._weights = weights
         self._rotation = Rotation(config.hidden_size)
-        self.down_rotation = hadamard(down_block(config.intermediate_size))
+        self._down_rotation = hadamard(down_block(config.intermediate_size))
         gain = weights.tensor("model.norm.weight")
         rotated = self._rotation.apply(np.eye(config.hidden_size, dtype=np.float32))
-        self.head_transform = self._rotation.apply_to_columns(gain[:, None] * rotated)
+        transform = self._rotation.apply_to_columns(gain[:, None] * rotated)
+        self.folding = Folding(head_transform=transform, down_rotation=self._down_rotation)
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """One tensor of the rotated model."""
@@ -46,7 +47,7 @@ class RotatedWeights:
         if kind == "o_proj":
             return self._rotation.apply_to_columns(value)
         if kind == "down_proj":
-            return rotate_blocks(self._rotation.apply_to_columns(value), self.down_rotation)
+            return rotate_blocks(self._rotation.apply_to_columns(value), self._down_rotation)
         if kind.endswith("norm"):
             return np.ones_like(value)
         raise KeyError(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 
 from qwenonnx.errors import NumericalError, UsageError
 from qwenonnx.evaluate.fidelity import CHUNK, FidelityReport, TextResult, measure_fidelity
-from qwenonnx.evaluate.metrics import Comparison, compare_logits, is_flat, log_softmax
-from qwenonnx.evaluate.texts import EvaluationText, bundled_texts, read_texts
+from qwenonnx.evaluate.metrics import Comparison, compare_logits, log_softmax
+from qwenonnx.evaluate.texts import EvaluationText
 
 
 def random_logits(n: int, seed: int, vocab: int = 300) -> NDArray[np.float32]:
@@ -89,6 +88,9 @@ def test_nan_and_infinite_logits_are_an_error(value: float, side: str) -> None:
 def test_flat_predictions_are_recognised(vocab: int) -> None:
     noise = random_logits(4, 1, vocab)
 
+    def is_flat(logits: NDArray[np.float32]) -> bool:
+        return compare_logits(noise, logits, np.arange(4)).is_flat
+
     assert is_flat(np.zeros((4, vocab), dtype=np.float32))
     assert is_flat(noise * 0.01)
     assert not is_flat(noise)
@@ -149,37 +151,6 @@ def test_a_text_in_which_nothing_can_be_predicted_is_refused(text: str) -> None:
         measure_fidelity(
             Table(random_logits(1, 1)), Table(random_logits(1, 1)), Letters(), [EvaluationText("tiny", text)]
         )
-
-
-def test_bundled_texts_cover_languages_and_code() -> None:
-    texts = {text.name: text.text for text in bundled_texts()}
-
-    assert len(texts) >= 8
-    assert list(texts) == sorted(texts)
-    assert any("\u0590" <= letter <= "\u06ff" for text in texts.values() for letter in text)  # right to left
-    assert any("\u4e00" <= letter <= "\u9fff" for text in texts.values() for letter in text)
-    assert any("def " in text for text in texts.values())
-    assert any("<|im_start|>" in text for text in texts.values())
-    assert all(len(text) > 200 for text in texts.values())
-
-
-def test_own_texts_are_named_by_their_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("é 模型", encoding="utf-8")
-
-    assert read_texts([tmp_path / "mine.txt"]) == [EvaluationText("mine.txt", "é 模型")]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"\xff\xfe", "cannot be read as UTF-8"), (b"", "is empty"), (b" \n\t", "is empty"), (None, "cannot be read")],
-)
-def test_a_text_that_cannot_be_used_is_named(content: bytes | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.txt"
-    if content is not None:
-        path.write_bytes(content)
-
-    with pytest.raises(UsageError, match=rf"mine\.txt: .*{message}"):
-        read_texts([path])
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -86,21 +86,23 @@ def test_a_data_file_is_never_appended_to(tmp_path: Path) -> None:
         builder(tmp_path)
 
 
-def test_rows_of_a_weight_are_a_tensor_over_the_same_bytes(tmp_path: Path) -> None:
+def test_an_alias_is_a_tensor_over_the_same_bytes(tmp_path: Path) -> None:
     with builder(tmp_path) as g:
         g.weight("pad", np.zeros(5, dtype=np.int8))
         g.weight("matrix", np.arange(12, dtype=np.float32).reshape(4, 3))
-        g.alias_rows("rows", of="matrix", start=1, count=2)
+        g.alias("rows", of="matrix", shape=(2, 3), first_row=1)
+        g.alias("cube", of="matrix", shape=(2, 3, 2))
         g.save("graph", {})
 
     loaded = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(str(tmp_path / "model.onnx")).graph.initializer}
     np.testing.assert_array_equal(loaded["rows"], [[3, 4, 5], [6, 7, 8]])
+    np.testing.assert_array_equal(loaded["cube"], np.arange(12).reshape(2, 3, 2))
     assert (tmp_path / "model.onnx.data").stat().st_size == ALIGNMENT + 48
 
 
-@pytest.mark.parametrize(("start", "count"), [(3, 2), (-1, 1), (5, 0)])
-def test_rows_outside_of_the_weight_are_refused(start: int, count: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first_row", "shape"), [(3, (2, 3)), (-1, (1, 3)), (0, (5, 3))])
+def test_an_alias_cannot_reach_beyond_the_weight(first_row: int, shape: tuple[int, int], tmp_path: Path) -> None:
     with builder(tmp_path) as g:
         g.weight("matrix", np.zeros((4, 3), dtype=np.float32))
-        with pytest.raises(ValueError, match="no rows"):
-            g.alias_rows("rows", of="matrix", start=start, count=count)
+        with pytest.raises(ValueError, match="has not the bytes"):
+            g.alias("rows", of="matrix", shape=shape, first_row=first_row)

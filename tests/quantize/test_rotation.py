@@ -128,13 +128,16 @@ class RunTimeFolded:
     """
 
     def __init__(self, rotated: RotatedWeights, config: ModelConfig) -> None:
-        self._rotated = rotated
+        transform, rotation = rotated.folding.head_transform, rotated.folding.down_rotation
+        assert transform is not None
+        assert rotation is not None
+        self._rotated, self._transform, self._rotation = rotated, transform, rotation
         self._head = EMBEDDING if config.tie_word_embeddings else HEAD
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         if name == HEAD:
-            return self._rotated.tensor(self._head) @ self._rotated.head_transform.T
+            return self._rotated.tensor(self._head) @ self._transform.T
         value = self._rotated.tensor(name)
         if name.endswith("down_proj.weight"):
-            return rotate_blocks(value, self._rotated.down_rotation.T.copy())
+            return rotate_blocks(value, self._rotation.T.copy())
         return value

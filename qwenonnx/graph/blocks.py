@@ -1,0 +1,142 @@
+"""Linears whose weights are stored in blocks of 4 or 8 bits, one scale a block: `com.microsoft.MatMulNBits`.
+
+A block of `block_size` weights along the input shares a scale; values are unsigned with the zero point 2^(bits-1).
+With `accuracy_level` 4 the operator quantizes its input to int8 a block at a time, so that an outlier spoils one block
+only; without it, the 8-bit form would dequantize the whole weight at every call (onnxruntime 1.32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwenonnx.config import ModelConfig
+from qwenonnx.graph.builder import GraphBuilder
+from qwenonnx.graph.folding import Folding
+from qwenonnx.graph.linear import EMBEDDING, HEAD, LinearStyle, Operand, Product, Rows, joined
+from qwenonnx.graph.weights import Weights
+
+MS = "com.microsoft"
+ACCURACY_LEVEL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """How a matrix is stored: bits a weight, and weights a scale."""
+
+    bits: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMatrix:
+    """A quantized matrix `[N, K]`: values `[N, K]` in [0, 2^bits), scales `[N, K / block_size]`."""
+
+    values: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    format: BlockFormat
+
+    def packed(self) -> NDArray[np.uint8]:
+        """The operator's layout `[N, K / block_size, block_size * bits / 8]`, the lower nibble first."""
+        blocks = self.values.reshape(len(self.values), -1, self.format.block_size)
+        if self.format.bits == 8:
+            return blocks
+        return np.asarray(blocks[..., 0::2] | (blocks[..., 1::2] << 4), dtype=np.uint8)
+
+    def dequantized(self) -> NDArray[np.float32]:
+        """The matrix that the stored one stands for, `[N, K]`."""
+        zero = 1 << (self.format.bits - 1)
+        blocks = self.values.reshape(len(self.values), -1, self.format.block_size).astype(np.float32) - zero
+        return np.asarray(blocks * self.scales[..., None]).reshape(self.values.shape)
+
+
+class BlockQuantizer(Protocol):
+    """Decides how each matrix is stored, and with which values."""
+
+    def quantize(self, name: str, matrix: NDArray[np.float32]) -> BlockMatrix:
+        """The stored form of a matrix `[N, K]`; called once for each, in the order of the graph."""
+
+
+class BlockLinears(LinearStyle):
+    """Linears as `MatMulNBits`, and one matrix for embedding (`GatherBlockQuantized`) and head where they are tied."""
+
+    def __init__(self, quantizer: BlockQuantizer, folding: Folding | None = None) -> None:
+        self._quantizer = quantizer
+        self._folding = folding or Folding()
+        self._formats: dict[str, BlockFormat] = {}
+        self._vocab = 0
+        self._head = EMBEDDING
+
+    def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
+        """Adds the quantized embedding and head, and what the folding needs."""
+        self._vocab = config.vocab_size
+        self._head = EMBEDDING if config.tie_word_embeddings else HEAD
+        for name in dict.fromkeys((EMBEDDING, self._head)):
+            matrix = self._quantizer.quantize(name, weights.tensor(name))
+            packed = matrix.packed()
+            self._formats[name] = matrix.format
+            g.weight(name, packed.reshape(len(packed), -1))
+            g.weight(f"{name}_scale", matrix.scales)
+            g.alias(f"{name}_blocks", name, packed.shape)
+        self._folding.begin(g, config)
+
+    def embed(self, g: GraphBuilder, ids: str) -> str:
+        """Gathers rows and dequantizes them."""
+        storage = self._formats[EMBEDDING]
+        return g.node(
+            "GatherBlockQuantized",
+            [EMBEDDING, ids, f"{EMBEDDING}_scale"],
+            "model.embed_tokens",
+            domain=MS,
+            attributes={
+                "bits": storage.bits,
+                "block_size": storage.block_size,
+                "gather_axis": 0,
+                "quantize_axis": 1,
+            },
+        )
+
+    def operand(
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
+    ) -> Operand:
+        """The value itself: the operator quantizes it."""
+        if scale is not None:
+            value = g.node("Mul", [value, scale], f"{name}/scaled_input")
+        return Operand(value)
+
+    def down_operand(
+        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
+    ) -> Operand:
+        """The value, each block rotated where the weights have been folded to match."""
+        value = self._folding.rotate_down(g, value, name, rows)
+        return self.operand(g, value, name, width=width, rows=rows, scale=scale)
+
+    def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
+        """A product with a matrix in blocks."""
+        matrix = self._quantizer.quantize(name, joined(weights, names))
+        weight = g.weight(f"{name}.weight", matrix.packed())
+        scale = g.weight(f"{name}.weight_scale", matrix.scales)
+        return Product(_product(g, x.value, weight, scale, matrix.values.shape, matrix.format, name))
+
+    def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
+        """Logits from the matrix `[vocab, hidden]`."""
+        hidden = self._folding.before_head(g, hidden)
+        names = f"{self._head}_blocks", f"{self._head}_scale"
+        return _product(g, hidden, *names, (self._vocab, width), self._formats[self._head], "logits")
+
+
+def _product(
+    g: GraphBuilder, x: str, weight: str, scale: str, shape: tuple[int, ...], storage: BlockFormat, name: str
+) -> str:
+    attributes = {
+        "N": shape[0],
+        "K": shape[1],
+        "bits": storage.bits,
+        "block_size": storage.block_size,
+        "accuracy_level": ACCURACY_LEVEL,
+    }
+    return g.node("MatMulNBits", [x, weight, scale], name, domain=MS, attributes=attributes)
