@@ -57,7 +57,9 @@ def test_the_package_says_what_it_is(tiny_fp32: Package, tiny_int8: Package) -> 
 
     assert manifest.recipe == "int8"
     assert manifest.source == tiny_fp32.manifest.source
-    assert manifest.details["quantization"]["down_proj_rotation_block"] == 128
+    assert manifest.details["quantization"]["rotate"] is True
+    assert manifest.details["gate"]["passed"] is True
+    assert manifest.details["gate"]["kl_mean"] < manifest.details["gate"]["limits"]["kl_mean"]
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (tiny_int8.folder / name).read_bytes() == (tiny_fp32.folder / name).read_bytes()
     # fp32 tables are much of so small a model; the weights alone are a quarter.
