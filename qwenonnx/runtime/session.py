@@ -8,6 +8,7 @@ from typing import Any
 
 from qwenonnx.errors import PackageError
 from qwenonnx.runtime.cpu import allowed_threads
+from qwenonnx.runtime.exactness import make_products_exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,10 @@ def open_session(model_path: Path, config: SessionConfig) -> Any:
     """
     import onnxruntime as ort
 
+    options = session_options(config)
+    make_products_exact(options)
     try:
-        return ort.InferenceSession(str(model_path), session_options(config), providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(str(model_path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class
         reason = " ".join(str(error).split())
         raise PackageError(f"{model_path}: onnxruntime cannot load it ({reason}); make the package again.") from error
