@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+# Prompts run in chunks of at least two tokens. A single one takes the attention kernel of decoding, which sums in another
+# order; the int8 recipe's rounding turns such last bits into visible differences, so that a repeated prompt could get
+# another answer. Chunks of two and more give the same bits however a prompt is cut (onnxruntime 1.32).
+SMALLEST_CHUNK = 2
+
+
 class KVRow:
     """The token ids whose keys and values lie in a row, from position 0 on.
 
@@ -21,9 +27,10 @@ class KVRow:
     def reuse(self, prompt_ids: Sequence[int]) -> int:
         """Keeps the longest common beginning with a prompt and returns its length.
 
-        The prompt's last token is left out: it must run again to yield logits.
+        The prompt's last tokens are left out: one must run again to yield logits, and with a second one it runs as it
+        did before (see SMALLEST_CHUNK).
         """
-        limit = min(len(self._token_ids), len(prompt_ids) - 1)
+        limit = max(0, min(len(self._token_ids), len(prompt_ids) - SMALLEST_CHUNK))
         length = next((i for i in range(limit) if self._token_ids[i] != prompt_ids[i]), limit)
         self.truncate(length)
         return length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from qwenonnx.engine.kv_row import KVRow
+from qwenonnx.engine.kv_row import SMALLEST_CHUNK, KVRow
 from qwenonnx.engine.sequence import Sequence
 from qwenonnx.errors import QueueFullError
 
@@ -129,6 +129,8 @@ class Scheduler:
         start = sequence.num_computed
         if sequence.is_prefilling:
             end = min(start + self._prefill_chunk, sequence.num_prompt)
+            if sequence.num_prompt - end < SMALLEST_CHUNK:
+                end = sequence.num_prompt  # no chunk of its own for the last token
             return PrefillChunk(sequence, tuple(sequence.request.prompt_ids[start:end]), start)
         return DecodeStep((sequence,))
 

@@ -50,7 +50,7 @@ def round_with_feedback(matrix: Array, factor: Array, storage: BlockFormat) -> B
     bits, size = storage.bits, storage.block_size
     rows, width = matrix.shape
     # Columns are worked on as rows of the transpose, which lie in memory together.
-    rest = np.ascontiguousarray(matrix.T)
+    rest = np.array(matrix.T, order="C")
     importance = np.asarray(1 / np.square(np.diagonal(factor)), dtype=np.float32)
     steps = np.empty((width, rows), dtype=np.float32)
     scales = np.empty((width // size, rows), dtype=np.float32)

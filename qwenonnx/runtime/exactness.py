@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from qwenonnx.runtime.ort import load_onnxruntime
+
 EXACT_KEY = "session.x64quantprecision"
 _LARGEST = 255
 _EXPECTED = (_LARGEST - 128) * 127 * 64
@@ -22,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def products_are_exact(options: Any | None = None) -> bool:
     """Runs a product of the largest values and checks the sum; takes a few milliseconds."""
-    import onnxruntime as ort
+    ort = load_onnxruntime()
 
     if options is None:
         options = ort.SessionOptions()

@@ -14,6 +14,7 @@ from qwenonnx.config import ModelConfig
 from qwenonnx.errors import EngineError
 from qwenonnx.graph.names import past_names, present_names
 from qwenonnx.runtime.kv_slab import KvSlab
+from qwenonnx.runtime.ort import load_onnxruntime
 from qwenonnx.runtime.session import SessionConfig, open_session
 
 
@@ -98,7 +99,7 @@ class FusedRunner:
         rows: NDArray[np.int64],
         out: NDArray[np.float32],
     ) -> NDArray[np.float32]:
-        import onnxruntime as ort
+        ort = load_onnxruntime()
 
         binding = self._binding(slot, len(ids))
         values = {
@@ -126,7 +127,7 @@ class FusedRunner:
 
     def _binding(self, slot: int, count: int) -> Any:
         """The binding of the cache rows `[slot, slot + count)`, made once for each such range."""
-        import onnxruntime as ort
+        ort = load_onnxruntime()
 
         if (slot, count) not in self._bindings:
             binding = self._session.io_binding()

@@ -9,6 +9,7 @@ from typing import Any
 from qwenonnx.errors import PackageError
 from qwenonnx.runtime.cpu import allowed_threads
 from qwenonnx.runtime.exactness import make_products_exact
+from qwenonnx.runtime.ort import load_onnxruntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class SessionConfig:
 
 def session_options(config: SessionConfig) -> Any:
     """The onnxruntime SessionOptions for `config`."""
-    import onnxruntime as ort
+    ort = load_onnxruntime()
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = config.threads
@@ -72,7 +73,7 @@ def open_session(model_path: Path, config: SessionConfig) -> Any:
     Raises:
         PackageError: onnxruntime cannot load it; the message carries its reason.
     """
-    import onnxruntime as ort
+    ort = load_onnxruntime()
 
     options = session_options(config)
     make_products_exact(options)

@@ -219,7 +219,7 @@ def test_a_failing_runner_fails_the_request_alone(
     _, ids, finished = setup.run()
     assert ids == [65, 66, 67]
     # The failed call's tokens are not trusted: of a failed prefill nothing, of a failed decode the prompt.
-    assert finished.usage.cached_tokens == (0 if index == 0 else len(PROMPT) - 1)
+    assert finished.usage.cached_tokens == (0 if index == 0 else len(PROMPT) - 2)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +251,19 @@ def test_prompts_run_in_chunks(make: Make) -> None:
     assert [(len(ids), start) for _, ids, start in setup.runner.prefill_calls] == [(4, 0), (4, 4), (2, 8)]
 
 
+@pytest.mark.parametrize("chunk", [2, 3, 5, 9, 10])
+@pytest.mark.parametrize("first", [(1,), PROMPT, PROMPT[:-1], PROMPT[:-2]])
+def test_no_chunk_is_a_single_token(make: Make, chunk: int, first: tuple[int, ...]) -> None:
+    """It would take another attention kernel, and int8 rounding would make the difference visible."""
+    setup = make([65, IM_END], prefill_chunk=chunk)
+    setup.run(first)
+    setup.runner.prefill_calls.clear()
+    setup.run(PROMPT)
+    calls = setup.runner.prefill_calls
+    assert min(len(ids) for _, ids, _ in calls) >= 2
+    assert [token for _, ids, _ in calls for token in ids] == list(PROMPT[calls[0][2] :])
+
+
 @pytest.mark.parametrize("chunk", [3, 256])
 def test_reusing_a_prefix_changes_nothing_but_the_work(make: Make, chunk: int) -> None:
     def script(prompt: tuple[int, ...]) -> list[int]:
@@ -265,7 +278,7 @@ def test_reusing_a_prefix_changes_nothing_but_the_work(make: Make, chunk: int) -
         assert (text, ids, last.reason) == (expected_text, expected_ids, expected_last.reason)
         assert expected_last.usage.cached_tokens == 0
         reuse.append(last.usage.cached_tokens)
-    assert reuse == [0, 9, 10, 8, 0, 0]
+    assert reuse == [0, 8, 9, 7, 0, 0]
 
 
 def test_the_next_turn_reuses_the_answer_too(make: Make) -> None:

@@ -8,13 +8,14 @@ from qwenonnx.engine.kv_row import KVRow
 @pytest.mark.parametrize(
     ("prompt", "reused"),
     [
-        ([1, 2, 3], 2),  # an exact repeat still runs its last token
-        ([1, 2, 3, 9], 3),
-        ([1, 2], 1),
+        ([1, 2, 3], 1),  # an exact repeat still runs its last two tokens
+        ([1, 2, 3, 9], 2),
+        ([1, 2], 0),
         ([9, 2, 3], 0),
         ([1, 9, 3], 1),
         ([1], 0),
-        ([1, 2, 3, 4, 5, 6], 5),
+        ([1, 2, 3, 4, 5, 6], 4),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 5),
     ],
 )
 def test_reuses_the_common_beginning(prompt: list[int], reused: int) -> None:

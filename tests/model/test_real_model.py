@@ -17,6 +17,8 @@ import pytest
 from packages import extents
 
 from qwenonnx.checkpoint.open import open_checkpoint
+from qwenonnx.engine.load import load_model
+from qwenonnx.engine.request import Delta, Finished, GenerationRequest
 from qwenonnx.evaluate.fidelity import FidelityReport, measure_fidelity
 from qwenonnx.evaluate.texts import bundled_texts
 from qwenonnx.export.verify import MAX_LOGIT_DIFFERENCE
@@ -143,6 +145,48 @@ def test_last_row_logits_equal_those_of_all_rows(int8_runner: FusedRunner, token
     np.testing.assert_allclose(last, int8_runner.score(ids, 0)[-1], atol=1e-4)
 
 
+@pytest.mark.parametrize("cut", [16, 100])
+def test_int8_gives_the_same_bits_however_a_prompt_is_cut(
+    int8_runner: FusedRunner, tokenizer: Tokenizer, cut: int
+) -> None:
+    ids = tokenizer.encode(bundled_texts()[0].text)[:200]
+    whole = int8_runner.score(ids, 0)
+    pieces = np.concatenate([int8_runner.score(ids[i : i + cut], i) for i in range(0, len(ids), cut)])
+    np.testing.assert_array_equal(pieces, whole)
+
+
+def test_int8_gives_the_same_bits_alone_and_in_a_batch(int8: Package, tokenizer: Tokenizer) -> None:
+    runner = load_runner(int8, session_config(), context_length=64, num_slots=4)
+    ids = tokenizer.encode(bundled_texts()[3].text)[:30]
+    alone = [runner.decode([token], [i])[0].copy() for i, token in enumerate(ids)]
+    for i, token in enumerate(ids):
+        batched = runner.decode([token, 11, ids[-i], 5], [i] * 4)
+        np.testing.assert_array_equal(batched[0], alone[i])
+
+
+def test_a_repeated_question_gets_the_same_answer(int8: Package) -> None:
+    model = load_model(int8, session_config(), context_length=512)
+    model.engine.start()
+    try:
+
+        def ask(question: str) -> tuple[list[int], int]:
+            prompt = tuple(model.chat_template.encode([{"role": "user", "content": question}]))
+            events = list(model.engine.generate(GenerationRequest(prompt, max_tokens=40)))
+            ids = [token for event in events if isinstance(event, Delta) for token in event.token_ids]
+            assert isinstance(events[-1], Finished)
+            return ids, events[-1].usage.cached_tokens
+
+        for question in ("How do I sort a list of tuples by their second item?", "Why is the sky blue?"):
+            cold, _ = ask(question)
+            again, cached = ask(question)
+            assert cached > 20
+            assert again == cold
+            ask("Say hi.")
+            assert ask(question)[0] == cold
+    finally:
+        model.engine.close()
+
+
 def test_quantizing_again_gives_the_same_bytes(fp32: Package, int8: Package, tmp_path: Path) -> None:
     again = quantize_package(fp32, tmp_path / "int8", "int8", stage=lambda label: lambda done, total: None)
     assert again.manifest == int8.manifest
@@ -163,7 +207,7 @@ def server(int8: Package) -> Iterator[tuple[str, int]]:
         lines: list[str] = []
         for line in process.stderr:
             lines.append(line)
-            if "Serving" in line:
+            if "Ready: serving" in line:
                 break
         found = re.search(r"http://\S+:\d+", "".join(lines))
         assert found, "".join(lines)
