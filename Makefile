@@ -6,7 +6,9 @@ MODELS ?= models
 MODEL ?= qwen2.5-coder-0.5b-instruct
 RECIPE ?= int8
 PORT ?= 8000
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# pip's progress bars on a terminal, silence elsewhere.
+PIP := quiet=; [ -t 1 ] || quiet=--quiet; \
+	$(BIN)/python -m pip install $$quiet --disable-pip-version-check --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 PACKAGE := $(MODELS)/$(MODEL)
@@ -18,7 +20,7 @@ help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(INSTALLED) ## Get a model, export and quantize it, and serve it
-	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/run.sh "$(MODELS)" "$(RECIPE)" "$(PORT)"
+	@PATH="$(CURDIR)/$(BIN):$$PATH"; export PATH; exec scripts/run.sh "$(MODELS)" "$(RECIPE)" "$(PORT)"
 
 test: $(INSTALLED_DEV) ## Run the tests (no model needed)
 	$(BIN)/python -m pytest
@@ -63,6 +65,6 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing qwenonnx and the tools for its tests from the package index"
+	@echo "installing qwenonnx and the tools for its tests (about 300 MB) from the package index"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(INSTALLED)

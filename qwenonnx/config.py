@@ -9,6 +9,11 @@ from typing import Any
 
 from qwenonnx.errors import CheckpointError
 
+MAX_CONTEXT = 1 << 20
+"""Longest context in tokens: the graph holds sines and cosines for each position."""
+_MAX_LAYERS = 1024
+_ARCHITECTURE = "Qwen2ForCausalLM"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -50,24 +55,30 @@ class ModelConfig:
 
         Raises:
             CheckpointError: the architecture is not Qwen2, a field is missing or wrong, or the checkpoint uses
-                a feature that the graph does not have (sliding-window attention, rope scaling).
+                a feature that the graph does not have (sliding-window attention, rope scaling, another head).
         """
         model_type = config.get("model_type")
         if model_type != "qwen2":
             raise CheckpointError(
                 f"{where}: model_type is {model_type!r}, but only 'qwen2' checkpoints (Qwen2, Qwen2.5) can be used."
             )
+        architectures = config.get("architectures")
+        if architectures and architectures != [_ARCHITECTURE]:
+            raise CheckpointError(
+                f"{where}: architectures is {architectures!r}, but only {[_ARCHITECTURE]!r}, a text model, can be used."
+            )
         if config.get("use_sliding_window"):
             raise CheckpointError(f"{where}: use_sliding_window is on, which the exported graph does not support.")
-        scaling = config.get("rope_scaling")
-        if scaling and scaling.get("rope_type", scaling.get("type")) not in (None, "default"):
+        layer_types = config.get("layer_types")
+        kinds = sorted(set(map(str, layer_types))) if isinstance(layer_types, list) else [layer_types]
+        if layer_types and kinds != ["full_attention"]:
             raise CheckpointError(
-                f"{where}: rope_scaling {scaling!r} is not supported; remove it to use the native context."
+                f"{where}: layer_types has {', '.join(map(str, kinds))}, but the exported graph has full_attention "
+                "only."
             )
         if config.get("hidden_act", "silu") != "silu":
             raise CheckpointError(f"{where}: hidden_act is {config['hidden_act']!r}, but Qwen2 uses 'silu'.")
-        rope_theta = config.get("rope_theta", (config.get("rope_parameters") or {}).get("rope_theta"))
-        fields = {**config, "rope_theta": rope_theta}
+        fields = {**config, "rope_theta": _rope_theta(config, where)}
 
         def number(name: str, default: Any = None) -> float:
             value = fields.get(name)
@@ -82,6 +93,9 @@ class ModelConfig:
                 raise CheckpointError(f"{where}: {name} must be a whole number, but it is {value!r}.")
             return int(value)
 
+        tied = config.get("tie_word_embeddings")
+        if not isinstance(tied, bool | None):
+            raise CheckpointError(f"{where}: tie_word_embeddings must be true or false, but it is {tied!r}.")
         heads = whole("num_attention_heads")
         hidden = whole("hidden_size")
         result = cls(
@@ -95,8 +109,17 @@ class ModelConfig:
             rms_norm_eps=float(number("rms_norm_eps", 1e-6)),
             rope_theta=float(number("rope_theta", 10_000.0)),
             context_length=whole("max_position_embeddings"),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(tied),
         )
+        if not 2 <= result.context_length <= MAX_CONTEXT:
+            raise CheckpointError(
+                f"{where}: max_position_embeddings must be between 2 and {MAX_CONTEXT:,}, but it is "
+                f"{result.context_length:,}."
+            )
+        if result.num_layers > _MAX_LAYERS:
+            raise CheckpointError(
+                f"{where}: num_hidden_layers must be at most {_MAX_LAYERS:,}, but it is {result.num_layers:,}."
+            )
         if result.num_heads % result.num_kv_heads:
             raise CheckpointError(
                 f"{where}: {result.num_heads} attention heads cannot share {result.num_kv_heads} key/value heads."
@@ -110,7 +133,7 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """The Hugging Face form, complete enough for transformers to read it back."""
         return {
-            "architectures": ["Qwen2ForCausalLM"],
+            "architectures": [_ARCHITECTURE],
             "attention_dropout": 0.0,
             "head_dim": self.head_dim,
             "hidden_act": "silu",
@@ -127,3 +150,23 @@ class ModelConfig:
             "use_sliding_window": False,
             "vocab_size": self.vocab_size,
         }
+
+
+def _rope_theta(config: Mapping[str, Any], where: str) -> Any:
+    """The base of the rotary frequencies, which older files keep by itself and newer ones in `rope_parameters`.
+
+    Raises:
+        CheckpointError: the frequencies are scaled, or the two places disagree.
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = config.get(name)
+        if not isinstance(scaling, Mapping | None):
+            raise CheckpointError(f"{where}: {name} must be an object, but it is {scaling!r}.")
+        if scaling and scaling.get("rope_type", scaling.get("type")) not in (None, "default"):
+            raise CheckpointError(f"{where}: {name} {scaling!r} is not supported; remove it to use the native context.")
+    alone, inside = config.get("rope_theta"), (config.get("rope_parameters") or {}).get("rope_theta")
+    if alone is not None and inside is not None and alone != inside:
+        raise CheckpointError(
+            f"{where}: rope_theta is {alone!r}, but rope_parameters says {inside!r}; correct the one that is wrong."
+        )
+    return inside if alone is None else alone

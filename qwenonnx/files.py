@@ -58,6 +58,16 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+def is_utf8(path: Path) -> bool:
+    """Whether a path is text; on Linux a file's name may be any bytes."""
+    return printable(path) == str(path)
+
+
+def printable(path: Path) -> str:
+    """A path as text that can be shown: bytes that are no UTF-8 are escaped, in hexadecimal."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
 def require_space(folder: Path, needed: int) -> None:
     """Checks that `needed` bytes fit on the file system of `folder` (which need not exist yet).
 
@@ -96,11 +106,16 @@ def staged_folder(target: Path) -> Iterator[Path]:
 
     If the block fails, or the process is killed, `target` is what it was before. An existing `target` is swapped
     in one step where the file system can (renameat2), and removed after. Left-overs of killed runs are removed.
+    Errors that name the folder that is written in name `target` instead.
     """
-    target = target.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale_stages(target)
-    stage = Path(tempfile.mkdtemp(dir=target.parent, prefix=_stage_prefix(target)))
+    named, target = target, target.absolute()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale_stages(target)
+        stage = Path(tempfile.mkdtemp(dir=target.parent, prefix=_stage_prefix(target)))
+    except OSError as error:
+        error.filename = str(named)
+        raise
     lock = os.open(stage, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,9 +129,21 @@ def staged_folder(target: Path) -> Iterator[Path]:
             _fsync(stage)
         _replace_folder(stage, target)
         _fsync(target.parent)
+    except Exception as error:
+        _rename_in_text(error, stage, named)
+        raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         os.close(lock)
+
+
+def _rename_in_text(error: Exception, stage: Path, named: Path) -> None:
+    """Puts `named` where an error says `stage`, a folder that will be gone when somebody reads it."""
+    error.args = tuple(arg.replace(str(stage), str(named)) if isinstance(arg, str) else arg for arg in error.args)
+    if isinstance(error, OSError):
+        for place in ("filename", "filename2"):
+            if isinstance(path := getattr(error, place), str | Path):
+                setattr(error, place, str(path).replace(str(stage), str(named)))
 
 
 def _stage_prefix(target: Path) -> str:

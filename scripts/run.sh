@@ -14,5 +14,5 @@ if [ ! -e "$model/$recipe/qwenonnx.json" ]; then
     echo "quantizing $model/fp32 with the recipe $recipe" >&2
     qwenonnx quantize "$model/fp32" --recipe "$recipe" --output "$model/$recipe" >/dev/null
 fi
-echo "serving $model/$recipe; try: curl http://127.0.0.1:$port/v1/models" >&2
+echo "starting the server with $model/$recipe" >&2
 exec qwenonnx serve "$model/$recipe" --port "$port"

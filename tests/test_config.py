@@ -79,6 +79,16 @@ def test_rope_theta_is_found_where_newer_files_keep_it() -> None:
         ({"head_dim": 20}, "head_dim 20 is not a multiple of 16"),
         ({"max_position_embeddings": float("nan")}, "max_position_embeddings must be"),
         ({"max_position_embeddings": float("inf")}, "max_position_embeddings must be"),
+        ({"max_position_embeddings": 1_000_000_000}, "max_position_embeddings must be between 2 and 1,048,576"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings must be between 2"),
+        ({"num_hidden_layers": 1_000_000_000}, "num_hidden_layers must be at most 1,024, but it is 1,000,000,000"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, but it is 'yes'"),
+        ({"architectures": ["Qwen2ForSequenceClassification"]}, "architectures is .*Classification"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has full_attention, sliding_attention"),
+        ({"layer_types": 5}, "layer_types has 5"),
+        ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters .* is not supported"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta is 1000000.0, but rope_parameters says 500000.0"),
         ({"hidden_size": 895.5}, "hidden_size must be a whole number, but it is 895.5"),
     ],
     ids=str,
@@ -91,3 +101,13 @@ def test_what_the_graph_does_not_have_is_refused(overrides: dict[str, Any], mess
 @pytest.mark.parametrize("scaling", [None, {}, {"rope_type": "default"}, {"type": "default"}])
 def test_rope_scaling_that_scales_nothing_is_accepted(scaling: object) -> None:
     assert read(rope_scaling=scaling) == read()
+
+
+def test_fields_that_say_the_usual_thing_are_accepted() -> None:
+    usual = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "layer_types": ["full_attention"] * 24,
+        "rope_parameters": {"rope_theta": 1_000_000, "rope_type": "default"},
+    }
+
+    assert read(**usual) == read()

@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from qwenonnx.cli.main import app
+from qwenonnx.pull.catalog import ENTRIES
+from qwenonnx.quantize.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -54,6 +56,17 @@ def test_every_command_is_in_the_readme() -> None:
     }
     mentioned = {command for command, _ in COMMAND.findall(text_of("README.md"))}
     assert {name for name in commands if name} <= mentioned
+
+
+def test_the_known_models_of_the_readme_are_those_of_the_catalog() -> None:
+    _, _, rest = text_of("README.md").partition("or a known name:")
+    listed = rest.partition(". ")[0]
+    assert re.findall(r"`([^`]+)`", listed) == [entry.name for entry in ENTRIES]
+
+
+def test_the_recipes_of_the_readme_are_those_of_the_command() -> None:
+    (row,) = (line for line in text_of("README.md").splitlines() if line.startswith("| `qwenonnx quantize"))
+    assert {f"`{name}`" for name in RECIPES} <= set(re.findall(r"`[^`]+`", row))
 
 
 def test_every_make_target_explains_itself() -> None:

@@ -110,6 +110,25 @@ def test_other_targets_leftovers_and_other_files_are_left(tmp_path: Path) -> Non
     assert names(tmp_path) == sorted([".other.partial-abc", ".out.partial-file", "neighbour", "out"])
 
 
+def test_an_error_names_the_target_and_not_the_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^x/model\.onnx is wrong$"), staged_folder(Path("x")) as stage:
+        raise ValueError(f"{stage}/model.onnx is wrong")
+    with pytest.raises(FileNotFoundError, match=r"'x/none'$"), staged_folder(Path("x")) as stage:
+        (stage / "none").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: object) -> str:
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".out.partial-abc"))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(PermissionError, match=r"/out'$"), staged_folder(tmp_path / "out"):
+        pass
+
+
 def test_an_old_folder_moved_aside_by_a_killed_run_comes_back(tmp_path: Path) -> None:
     aside = tmp_path / ".out.partial-abc-old"
     aside.mkdir()

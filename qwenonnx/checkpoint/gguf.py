@@ -118,7 +118,14 @@ class GgufCheckpoint:
     def _by_hf_name(self) -> dict[str, GgufTensor]:
         stored = self._file.tensors
         result = {name: stored[other] for name, other in _WHOLE_NAMES.items() if other in stored}
-        for layer in range(self._integer("qwen2.block_count")):
+        count = self._integer("qwen2.block_count")
+        if count > len(stored) or any(name.startswith(f"blk.{count}.") for name in stored):
+            layers = {name.split(".")[1] for name in stored if name.startswith("blk.")}
+            raise CheckpointError(
+                f"{self._file.path}: the metadata gives qwen2.block_count as {count}, but the file has tensors of "
+                f"{len(layers)} blocks; {RE_DOWNLOAD}."
+            )
+        for layer in range(count):
             for module, other in _MODULES.items():
                 for kind in ("weight", "bias"):
                     found = stored.get(f"blk.{layer}.{other}.{kind}")

@@ -7,6 +7,7 @@ added tokens are implied by `tokenizer.ggml.pre` = "qwen2" and are put back here
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ class GgufTokenizer:
             for i, (token, type_) in enumerate(zip(self._tokens, types, strict=True))
             if type_ not in (_NORMAL, _UNUSED)
         }
+        used = Counter(token for token, type_ in zip(self._tokens, types, strict=True) if type_ != _UNUSED)
+        if len(used) < used.total():
+            raise CheckpointError(f"{where}: the token {used.most_common(1)[0][0]!r} is listed twice; {RE_DOWNLOAD}.")
         self._special = {
             token for token, i in self._added.items() if types[i] != _USER_DEFINED and token not in _VISIBLE
         }
@@ -85,6 +89,11 @@ class GgufTokenizer:
         self._pad = self._token_id(metadata, "tokenizer.ggml.padding_token_id")
         if self._eos is None:
             raise CheckpointError(f"{where}: the metadata has no tokenizer.ggml.eos_token_id; {RE_DOWNLOAD}.")
+        if self._eos not in self._added.values():
+            raise CheckpointError(
+                f"{where}: tokenizer.ggml.eos_token_id is {self._eos}, which is {self._tokens[self._eos]!r}, an "
+                f"ordinary token, so that texts would end in their midst; {RE_DOWNLOAD}."
+            )
 
     @property
     def token_ids(self) -> dict[str, int]:

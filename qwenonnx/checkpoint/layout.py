@@ -38,8 +38,15 @@ def check_shapes(config: ModelConfig, found: Mapping[str, tuple[int, ...]], wher
     """Compares the tensors that a checkpoint has with what its configuration asks for.
 
     Raises:
-        CheckpointError: tensors are missing (the first few are named) or one has another shape.
+        CheckpointError: tensors are missing (the first few are named), one has another shape, or there are layers
+            that the configuration does not count.
     """
+    surplus = next((name for name in found if name.startswith(f"model.layers.{config.num_layers}.")), None)
+    if surplus is not None:
+        raise CheckpointError(
+            f"{where}: the configuration counts {config.num_layers} layers, but there is a tensor {surplus}; "
+            "the weights and the configuration are not of the same model."
+        )
     expected = expected_shapes(config)
     missing = [name for name in expected if name not in found]
     if missing == [HEAD]:

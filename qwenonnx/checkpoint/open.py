@@ -7,6 +7,7 @@ from pathlib import Path
 from qwenonnx.checkpoint.base import Checkpoint
 from qwenonnx.checkpoint.gguf import GgufCheckpoint
 from qwenonnx.checkpoint.safetensors import INDEX_FILE, SafetensorsCheckpoint
+from qwenonnx.checkpoint.weight_files import require_regular
 from qwenonnx.errors import CheckpointError
 
 _PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth")
@@ -27,8 +28,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
-    with path.open("rb") as file:
-        is_gguf = file.read(4) == b"GGUF"
+    require_regular(path)
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(4) == b"GGUF"
+    except OSError as error:
+        raise CheckpointError(f"{path}: the file cannot be read ({error.strerror}).") from error
     if not is_gguf and path.suffix == ".safetensors":
         raise CheckpointError(
             f"{path}: a safetensors file holds weights only; name its folder, which also has config.json."

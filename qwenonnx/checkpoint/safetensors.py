@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from qwenonnx.checkpoint.base import CheckpointSource
 from qwenonnx.checkpoint.layout import EMBEDDING, HEAD, check_shapes, expected_shapes
 from qwenonnx.checkpoint.safetensors_file import SafetensorsFile
-from qwenonnx.checkpoint.tokenizer_files import find_tokenizer, read_json_object, write_folder_tokenizer
+from qwenonnx.checkpoint.tokenizer_files import (
+    check_end_token_ids,
+    find_tokenizer,
+    read_json_object,
+    write_folder_tokenizer,
+)
 from qwenonnx.checkpoint.weight_files import RE_DOWNLOAD, describe_source, folder_name
 from qwenonnx.config import ModelConfig
 from qwenonnx.errors import CheckpointError
@@ -43,6 +48,8 @@ class SafetensorsCheckpoint:
         _refuse_quantized(self._hf_config, config_path)
         generation_path = folder / "generation_config.json"
         self._generation_config = read_json_object(generation_path) if generation_path.exists() else {}
+        for content, path in ((self._hf_config, config_path), (self._generation_config, generation_path)):
+            check_end_token_ids(content, self._config.vocab_size, str(path))
         find_tokenizer(folder)
         self._files = self._open_files()
         self._check_tensors()

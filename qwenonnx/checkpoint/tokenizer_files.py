@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qwenonnx.checkpoint.weight_files import RE_DOWNLOAD
+from qwenonnx.checkpoint.weight_files import RE_DOWNLOAD, require_regular
 from qwenonnx.errors import CheckpointError
 from qwenonnx.files import write_text
 
@@ -31,9 +31,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, or is something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: the file cannot be read ({error.strerror}).") from error
+        value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: this is not JSON ({error}); {RE_DOWNLOAD}.") from error
     if not isinstance(value, dict):
@@ -47,6 +45,8 @@ def find_tokenizer(folder: Path) -> Path:
     Raises:
         CheckpointError: there is neither.
     """
+    for name in (_MODERN, *_SLOW):
+        require_regular(folder / name)
     if (folder / _MODERN).exists():
         return folder / _MODERN
     if all((folder / name).exists() for name in _SLOW):
@@ -92,6 +92,32 @@ def check_token_ids(tokenizer: dict[str, Any], vocab_size: int, where: str) -> N
         )
 
 
+def check_end_token_ids(config: dict[str, Any], vocab_size: int, where: str) -> None:
+    """Checks `eos_token_id` of a config.json or generation_config.json: absent, one id, or a list of ids.
+
+    Raises:
+        CheckpointError: it is something else, or there is no such id.
+    """
+    given = config.get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    for token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise CheckpointError(
+                f"{where}: eos_token_id has {token_id!r}, which is no id in the model's vocabulary of {vocab_size} "
+                "rows; correct it there."
+            )
+
+
+def _read_text(path: Path) -> str:
+    require_regular(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path}: the file cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: this is not UTF-8 ({error}); {RE_DOWNLOAD}.") from error
+
+
 def _write(source: Path, target: Path, vocab_size: int) -> None:
     path = source / _MODERN
     tokenizer = read_json_object(path)
@@ -102,12 +128,13 @@ def _write(source: Path, target: Path, vocab_size: int) -> None:
         config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     template = source / "chat_template.jinja"
     if template.exists():
-        config["chat_template"] = template.read_text(encoding="utf-8")
+        config["chat_template"] = _read_text(template)
     elif isinstance(named := config.get("chat_template"), list):
         # Several named templates: the one for plain chats is called "default".
-        config["chat_template"] = {entry["name"]: entry["template"] for entry in named}.get("default")
+        by_name = {entry.get("name"): entry.get("template") for entry in named if isinstance(entry, dict)}
+        config["chat_template"] = by_name.get("default")
     # The file goes over as it is: one byte-level vocabulary is large, and nothing in it has to change.
-    write_text(target / _MODERN, path.read_text(encoding="utf-8"))
+    write_text(target / _MODERN, _read_text(path))
     write_text(target / _CONFIG, json.dumps(config, ensure_ascii=False, indent=2) + "\n")
 
 

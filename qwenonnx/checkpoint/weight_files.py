@@ -18,8 +18,9 @@ def map_file(path: Path) -> mmap.mmap:
     """Maps a file for reading; nothing is read until it is used.
 
     Raises:
-        CheckpointError: the file is missing, unreadable or empty.
+        CheckpointError: the file is missing, unreadable, empty, or no regular file.
     """
+    require_regular(path)
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -27,6 +28,17 @@ def map_file(path: Path) -> mmap.mmap:
         raise CheckpointError(f"{path}: the file is empty; {RE_DOWNLOAD}.") from error
     except OSError as error:
         raise CheckpointError(f"{path}: the file cannot be read ({error.strerror}).") from error
+
+
+def require_regular(path: Path) -> None:
+    """Checks that what lies at `path`, if anything, is a file that can be read to its end.
+
+    Raises:
+        CheckpointError: it is a folder, a pipe (reading which could wait for ever), a device or the like.
+    """
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise CheckpointError(f"{path}: this is {kind}, but a file is expected; put the file itself there.")
 
 
 def release_pages(mapping: mmap.mmap) -> None:

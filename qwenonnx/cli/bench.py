@@ -9,34 +9,39 @@ import typer
 
 from qwenonnx.cli.console import Stages, table, write_results
 from qwenonnx.cli.options import JsonFile, PackageFolder, Quiet, Threads
+from qwenonnx.cli.packages import open_package
 
 
 def bench(
     package: PackageFolder,
     prompt: Annotated[
         list[int] | None,
-        typer.Option("--prompt", min=1, help="Prompt length in tokens; repeatable (default: 40, 512)."),
+        typer.Option("--prompt", metavar="N", min=1, help="Prompt length in tokens; repeatable (default: 40, 512)."),
     ] = None,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2, help="Tokens to generate.")] = 128,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs to take the median of.")] = 5,
-    prefill_chunk: Annotated[int, typer.Option("--prefill-chunk", min=1, help="Prompt tokens run at once.")] = 256,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", metavar="N", min=2, help="Tokens to generate.")] = 128,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Runs to take the median of.")] = 5,
+    prefill_chunk: Annotated[
+        int, typer.Option("--prefill-chunk", metavar="N", min=1, help="Prompt tokens run at once.")
+    ] = 256,
     threads: Threads = None,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure speed and memory of a package on this machine: first token, prefill, decode, peak memory."""
+    """Measure speed and memory of a package on this machine.
+
+    Shown are the time to the first token, the rates of prefill and decode, and peak memory.
+    """
     import time
 
     from qwenonnx.bench.measure import Workload, measure
     from qwenonnx.engine.engine import EngineConfig
     from qwenonnx.engine.load import load_model
     from qwenonnx.errors import UsageError
-    from qwenonnx.package.package import Package
     from qwenonnx.runtime.cpu import cpu_info
     from qwenonnx.runtime.load import session_config
     from qwenonnx.runtime.memory import process_memory
 
-    opened = Package.open(package)
+    opened = open_package(package)
     workload = Workload(tuple(prompt or (40, 512)), new_tokens, repeats)
     longest = max(workload.prompt_lengths) + new_tokens
     if longest > opened.config.context_length:

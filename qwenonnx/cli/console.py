@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 
 
 class Stages:
-    """Shows one stage of work after the other: a bar on a terminal, a line per finished stage elsewhere."""
+    """Shows one stage of work after the other: a bar on a terminal, elsewhere a line per finished stage.
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    Elsewhere a stage that takes longer than `patience` seconds has a line before it is finished, too.
+    """
+
+    def __init__(self, *, quiet: bool = False, patience: float = 2.0) -> None:
         self._quiet = quiet
+        self._patience = patience
+        self._waiting: threading.Timer | None = None
         self._bars: Bars | None = None
         self._label = ""
         self._started = 0.0
@@ -37,6 +43,7 @@ class Stages:
                 BarColumn(),
                 TaskProgressColumn(),
                 TimeElapsedColumn(),
+                TextColumn("elapsed"),
             )
             self._bars = Bars(*columns, console=Console(stderr=True))
             self._bars.start()
@@ -45,6 +52,7 @@ class Stages:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop_waiting()
         if self._bars is not None:
             if error is None:
                 for task in self._bars.tasks:
@@ -59,13 +67,24 @@ class Stages:
         if bars is None:
             self._finish_line()
             self._label, self._started = label, time.monotonic()
+            if not self._quiet:
+                self._waiting = threading.Timer(self._patience, say, (f"{label} …",))
+                self._waiting.daemon = True
+                self._waiting.start()
             return lambda done, total: None
         for previous in bars.tasks:
             bars.update(previous.id, total=previous.total or 1, completed=previous.total or 1)
         task = bars.add_task(label, total=None)
         return lambda done, total: bars.update(task, completed=done, total=total)
 
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting.join()  # so that its line, if it is just being written, comes first
+            self._waiting = None
+
     def _finish_line(self) -> None:
+        self._stop_waiting()
         if self._label and not self._quiet:
             say(f"{self._label}: done in {time.monotonic() - self._started:.1f} s")
         self._label = ""

@@ -9,6 +9,7 @@ import typer
 
 from qwenonnx.cli.console import Stages, table, write_results
 from qwenonnx.cli.options import JsonFile, PackageFolder, Quiet, Threads
+from qwenonnx.cli.packages import beside, open_package
 
 
 def evaluate(
@@ -21,21 +22,28 @@ def evaluate(
         list[Path] | None,
         typer.Option("--text", metavar="FILE", help="A text of your own, instead of the bundled ones; repeatable."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens of each text to use.")] = 512,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=2, help="Tokens of each text to use.")
+    ] = 512,
     json: JsonFile = None,
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Measure how faithful a package is to its reference: KL divergence, top-1 agreement, perplexity."""
+    """Measure how faithful a package is to its reference.
+
+    The measures are KL divergence, top-1 agreement and perplexity.
+    """
     from qwenonnx.errors import UsageError
     from qwenonnx.evaluate.fidelity import measure_fidelity
     from qwenonnx.evaluate.texts import bundled_texts, read_texts
-    from qwenonnx.package.package import Package
     from qwenonnx.runtime.load import load_runner, session_config
     from qwenonnx.text.tokenizer import Tokenizer
 
-    candidate = Package.open(package)
-    base = Package.open(reference or package.absolute().parent / "fp32")
+    for path in text or ():
+        if not path.exists():
+            raise UsageError(f"{path}: there is no such file; name a text to evaluate on.")
+    candidate = open_package(package)
+    base = open_package(reference or beside(package, "fp32"))
     if base.config.vocab_size != candidate.config.vocab_size:
         raise UsageError(
             f"{package} and {base.folder} are of different models ({candidate.config.vocab_size:,} and "

@@ -10,6 +10,7 @@ import typer
 
 from qwenonnx.cli.console import Stages, describe_gate, table, write_results
 from qwenonnx.cli.options import JsonFile, PackageFolder, Quiet
+from qwenonnx.cli.packages import open_package
 
 
 def inspect(
@@ -21,12 +22,13 @@ def inspect(
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show what is in a package: recipe, origin, operators, sizes, integrity."""
+    """Show what is in a package, and check its files.
+
+    Shown are recipe, origin, operators, sizes and integrity.
+    """
     import onnx
 
-    from qwenonnx.package.package import Package
-
-    opened = Package.open(package)
+    opened = open_package(package)
     if check:
         with Stages(quiet=quiet) as stages:
             opened.check_sums(stages.begin("checking the files"))

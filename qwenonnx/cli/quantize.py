@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from qwenonnx.cli.console import Stages, describe_gate, say
-from qwenonnx.cli.options import PackageFolder, Quiet
+from qwenonnx.cli.options import PackageFolder, Quiet, output_folder
+from qwenonnx.cli.packages import announce_replacing, beside, open_package
 
 
 def quantize(
@@ -19,6 +20,7 @@ def quantize(
             "--output",
             "-o",
             metavar="DIR",
+            parser=output_folder,
             help="The new package (default: beside DIR, named by the recipe).",
         ),
     ] = None,
@@ -36,11 +38,12 @@ def quantize(
     quiet: Quiet = False,
 ) -> None:
     """Write a quantized copy of an fp32 package."""
-    from qwenonnx.package.package import Package
     from qwenonnx.quantize.quantizer import QuantizeOptions, quantize_package
 
-    source = Package.open(package)
-    target = output or package.absolute().parent / recipe
+    source = open_package(package)
+    target = output or beside(package, recipe)
+    if target.resolve() != package.resolve():
+        announce_replacing(target, quiet=quiet)
     options = QuantizeOptions(block_size=block_size, calibration=tuple(calibration or ()), gate=gate)
     with Stages(quiet=quiet) as stages:
         result = quantize_package(source, target, recipe, stage=stages.begin, options=options)

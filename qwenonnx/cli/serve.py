@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from qwenonnx.cli.options import PackageFolder, Threads
+from qwenonnx.cli.packages import open_package
 
 if TYPE_CHECKING:
     from qwenonnx.engine.load import LoadedModel
@@ -16,36 +17,58 @@ if TYPE_CHECKING:
 
 def serve(
     package: PackageFolder,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all interfaces.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = 8000,
     model_name: Annotated[
-        str | None, typer.Option(help="Name of the model in requests and answers (default: the package's).")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the model in requests and answers (default: the package's)."),
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of prompt and answer together (default: the model's).")
+        int | None,
+        typer.Option(metavar="N", min=2, help="Tokens of prompt and answer together (default: the model's)."),
     ] = None,
     threads: Threads = None,
-    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens run at once.")] = 256,
-    max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait; more get a 429.")] = 64,
-    temperature: Annotated[float | None, typer.Option(help="Default temperature of requests.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Default top_p of requests.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Default top_k of requests.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Default repetition penalty of requests.")] = None,
+    prefill_chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Prompt tokens run at once.")] = 256,
+    max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that may wait; more get a 429.")] = 64,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="X", min=0, max=2, help="Default temperature of requests.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="X", min=0, max=1, help="Default top_p of requests.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(metavar="N", min=-1, help="Default top_k of requests; 0 and -1 switch it off.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(metavar="X", min=0.01, max=10, help="Default repetition penalty of requests.")
+    ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(envvar="QWENONNX_API_KEY", help="Accepted bearer token; repeatable. Default: none needed."),
+        typer.Option(
+            metavar="KEY", envvar="QWENONNX_API_KEY", help="Accepted bearer token; repeatable. Default: none needed."
+        ),
     ] = None,
     cors_origin: Annotated[
-        list[str] | None, typer.Option(help="Web origin whose pages may call the server; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Web origin whose pages may call the server; repeatable."),
     ] = None,
-    max_body: Annotated[int, typer.Option(help="Largest request body in bytes.")] = 8 << 20,
-    grace: Annotated[float, typer.Option(help="Seconds that running requests get after SIGTERM.")] = 10.0,
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="How much to log.")] = "info",
+    max_body: Annotated[
+        int, typer.Option(metavar="BYTES", min=1, max=1 << 30, help="Largest request body in bytes.")
+    ] = 8 << 20,
+    grace: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0, max=3600, help="Seconds that running requests get after SIGTERM."),
+    ] = 10.0,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(metavar="LEVEL", help="How much to log: debug, info, warning or error."),
+    ] = "info",
 ) -> None:
     """Serve a package over HTTP with the OpenAI API."""
     from qwenonnx.engine.engine import EngineConfig
     from qwenonnx.engine.load import load_model
-    from qwenonnx.package.package import Package
     from qwenonnx.runtime.load import session_config
     from qwenonnx.server.config import ServeConfig
     from qwenonnx.server.run import serve as run
@@ -64,7 +87,7 @@ def serve(
         repetition_penalty=repetition_penalty,
     )
     # What can be wrong with the folder is said before the port is taken.
-    opened = Package.open(package)
+    opened = open_package(package)
     session = session_config(threads)
     engine = EngineConfig(prefill_chunk=prefill_chunk, max_queue=max_queue)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from qwenonnx.checkpoint.base import Checkpoint
+from qwenonnx.export.template import check_chat_template
 from qwenonnx.export.verify import SAMPLE_TEXT, SAMPLE_TOKENS, verify_export
 from qwenonnx.files import Progress, require_space, staged_folder
 from qwenonnx.graph.builder import GraphBuilder
@@ -14,7 +15,7 @@ from qwenonnx.graph.decoder import write_decoder
 from qwenonnx.graph.linear import FloatLinears
 from qwenonnx.graph.names import STEP_INPUTS, past_names, present_names
 from qwenonnx.graph.weights import WatchedWeights, fp32_bytes
-from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME, Manifest
+from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME, Manifest, clean_name
 from qwenonnx.package.package import Package
 from qwenonnx.package.writer import check_target, finish_package, tool_versions, write_json
 from qwenonnx.runtime.session import SessionConfig
@@ -33,11 +34,12 @@ def export_checkpoint(
 ) -> Package:
     """Exports to `target`, replacing a package that is there; on any failure `target` stays as it was.
 
-    `model` is the name the package goes by; `stage` is called with a label when a stage begins and returns the
-    callback for its progress.
+    `model` is the name the package goes by, control characters being replaced; `stage` is called with a label when a
+    stage begins and returns the callback for its progress.
 
     Raises:
         PackageError: `target` holds something else than a package.
+        CheckpointError: the chat template cannot be used.
         DiskSpaceError: the result does not fit.
         VerificationError: the written graph does not compute what the checkpoint says.
     """
@@ -49,6 +51,7 @@ def export_checkpoint(
         write_json(folder / "config.json", checkpoint.hf_config)
         write_json(folder / "generation_config.json", checkpoint.generation_config)
         tokenizer = Tokenizer.load(folder)
+        check_chat_template(folder, tokenizer)
         weights = WatchedWeights(checkpoint, config, stage("writing the graph"))
         with GraphBuilder(folder / MODEL_NAME, folder / DATA_NAME) as g:
             write_decoder(g, config, weights, FloatLinears())
@@ -66,7 +69,7 @@ def export_checkpoint(
         finish_package(
             folder,
             Manifest(
-                model=model,
+                model=clean_name(model),
                 graph="fused",
                 recipe="fp32",
                 context_length=config.context_length,

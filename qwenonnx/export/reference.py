@@ -14,7 +14,15 @@ Array = NDArray[np.float32]
 
 
 def reference_logits(config: ModelConfig, weights: Weights, token_ids: Sequence[int]) -> Array:
-    """Logits `[n, vocab]` of a text of n tokens, computed layer by layer; weights are read one at a time."""
+    """Logits `[n, vocab]` of a text of n tokens, computed layer by layer; weights are read one at a time.
+
+    Weights that are not finite, or too large, give logits that are not finite, without a warning.
+    """
+    with np.errstate(all="ignore"):
+        return _logits(config, weights, token_ids)
+
+
+def _logits(config: ModelConfig, weights: Weights, token_ids: Sequence[int]) -> Array:
     embedding = weights.tensor("model.embed_tokens.weight")
     ids = np.asarray(token_ids)
     hidden = embedding[ids]
@@ -57,8 +65,8 @@ def _attention(config: ModelConfig, weights: Weights, prefix: str, x: Array, cos
 def _mlp(weights: Weights, prefix: str, x: Array) -> Array:
     gate = x @ weights.tensor(f"{prefix}.gate_proj.weight").T
     up = x @ weights.tensor(f"{prefix}.up_proj.weight").T
-    with np.errstate(over="ignore"):  # exp of a large number is infinite, and 1 / inf is the right 0
-        activated = gate / (1 + np.exp(-gate)) * up
+    # Where exp is of a large number, it is infinite, and 1 / inf is the right 0.
+    activated = gate / (1 + np.exp(-gate)) * up
     return np.asarray(activated @ weights.tensor(f"{prefix}.down_proj.weight").T)
 
 

@@ -56,7 +56,7 @@ def verify_export(
         comparison = compare_logits(expected, whole, np.asarray(ids[1:]))
         pieces = compare_logits(whole, chunked, np.asarray(ids[1:]))
     except NumericalError as error:
-        raise VerificationError(f"{model_path}: the exported graph fails its check: {error}") from error
+        raise VerificationError(f"{model_path.parent}: the exported graph fails its check: {error}") from error
     result = Verification(
         positions=comparison.positions,
         max_logit_difference=comparison.largest_difference,
@@ -73,7 +73,7 @@ def verify_export(
         problem = "a text gives other results in chunks than at once, so the KV cache is wrong"
     if problem:
         raise VerificationError(
-            f"{model_path}: the exported graph fails its check: {problem} (largest logit difference "
+            f"{model_path.parent}: the exported graph fails its check: {problem} (largest logit difference "
             f"{result.max_logit_difference:.2e}, in chunks {result.chunked_difference:.2e}, same top token at "
             f"{result.top1_agreement:.1%} of {result.positions} positions, mean KL {result.kl_mean:.2e})."
         )

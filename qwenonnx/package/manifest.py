@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ _FIELD_TYPES: Mapping[str, type] = {
     "versions": dict,
     "details": dict,
 }
+_ITEM_TYPES: Mapping[str, type] = {"end_token_ids": int, "inputs": str, "outputs": str, "versions": str}
+# Categories of characters that a name on one line cannot hold: controls, halves of pairs, ends of lines.
+_NO_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +78,13 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         if not folder.is_dir():
-            raise PackageError(f"{folder}: no such folder; make a package with `qwenonnx export`.")
+            raise PackageError(_no_folder(folder))
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise PackageError(
-                f"{folder}: not a package, there is no {MANIFEST_NAME} in it; make one with `qwenonnx export`."
-            ) from None
+            near = packages_in(folder)
+            remedy = f"did you mean {one_of(near)}?" if near else "make one with `qwenonnx export`."
+            raise PackageError(f"{folder}: not a package, there is no {MANIFEST_NAME} in it; {remedy}") from None
         except (OSError, ValueError) as error:
             raise PackageError(f"{path}: cannot be read ({error}); export the package again.") from error
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
@@ -98,12 +102,51 @@ class Manifest:
             raise PackageError(f"{path}: damaged manifest ({error}); export the package again.") from error
 
 
+def is_package(folder: Path) -> bool:
+    """Whether a folder says that it is a package; nothing in it is read."""
+    return (folder / MANIFEST_NAME).is_file()
+
+
+def packages_in(folder: Path) -> list[Path]:
+    """The sub-folders that say they are packages, by name; none where there is no such folder."""
+    return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+
+
+def one_of(folders: Sequence[Path]) -> str:
+    """A choice of folders in words; of many, the first few."""
+    return " or ".join(str(folder) for folder in folders[:3])
+
+
+def _no_folder(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder}: no such folder; make a package with `qwenonnx export`."
+    remedy = f"did you mean {folder.parent}?" if is_package(folder.parent) else "make one with `qwenonnx export`."
+    return f"{folder}: this is a file, not a package's folder; {remedy}"
+
+
+def clean_name(name: str) -> str:
+    """A model's name as a manifest may hold it: control characters and broken ones are replaced."""
+    return "".join("_" if unicodedata.category(character) in _NO_TEXT else character for character in name) or "model"
+
+
 def _check_types(raw: Mapping[str, Any]) -> None:
     for name, kind in _FIELD_TYPES.items():
-        if not isinstance(raw[name], kind):
+        if type(raw[name]) is not kind:
             raise TypeError(f"{name} is {raw[name]!r}")
+    for name, kind in _ITEM_TYPES.items():
+        items = raw[name].values() if isinstance(raw[name], dict) else raw[name]
+        if wrong := [item for item in items if type(item) is not kind]:
+            raise TypeError(f"{name} has {wrong[0]!r}")
+    if raw["model"] != clean_name(raw["model"]):
+        raise TypeError(f"model is {raw['model']!r}")
+    for name in ("context_length", "num_tokens"):
+        if raw[name] < 1:
+            raise TypeError(f"{name} is {raw[name]}")
+    if wrong := [token_id for token_id in raw["end_token_ids"] if not 0 <= token_id < raw["num_tokens"]]:
+        raise TypeError(f"end_token_ids has {wrong[0]}, but there are {raw['num_tokens']} tokens")
     for name, entry in raw["files"].items():
-        if Path(name).name != name or not isinstance(entry["bytes"], int) or not isinstance(entry["sha256"], str):
+        sound = Path(name).name == name and type(entry["bytes"]) is int and entry["bytes"] >= 0
+        if not sound or not isinstance(entry["sha256"], str):
             raise TypeError(f"the entry of the file {name!r} is wrong")
 
 

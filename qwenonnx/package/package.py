@@ -9,8 +9,10 @@ from typing import Any
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.errors import PackageError
-from qwenonnx.files import Progress, sha256_file
+from qwenonnx.files import Progress, is_utf8, printable, sha256_file
 from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME, Manifest
+
+_REQUIRED = (MODEL_NAME, DATA_NAME, "config.json", "tokenizer.json", "tokenizer_config.json")
 
 # Files up to this size are checked by their sum on every opening; larger ones by their size only.
 SMALL_FILE = 16 << 20
@@ -47,7 +49,12 @@ class Package:
         Raises:
             PackageError: the folder is no package or a damaged one; the message names the file.
         """
+        if not is_utf8(folder):  # ONNX Runtime takes paths as text
+            raise PackageError(f"{printable(folder)}: this path is not UTF-8; rename the folder.")
         manifest = Manifest.read(folder)
+        for name in _REQUIRED:
+            if name not in manifest.files:
+                raise PackageError(f"{folder}: its manifest does not list {name}; make the package again.")
         for name, entry in manifest.files.items():
             path = folder / name
             if not path.is_file():
@@ -60,6 +67,12 @@ class Package:
             if size <= SMALL_FILE:
                 _check_sum(path, entry.sha256)
         config = ModelConfig.from_hf(_read_json(folder / "config.json"), str(folder / "config.json"))
+        if manifest.num_tokens > config.vocab_size or manifest.context_length > config.context_length:
+            raise PackageError(
+                f"{folder}: its manifest has {manifest.num_tokens:,} tokens and a context of "
+                f"{manifest.context_length:,}, more than the {config.vocab_size:,} and {config.context_length:,} of "
+                "config.json; make the package again."
+            )
         generation = folder / "generation_config.json"
         return cls(
             folder=folder,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qwenonnx.errors import PackageError
-from qwenonnx.files import write_text
+from qwenonnx.files import is_utf8, printable, write_text
 from qwenonnx.package.manifest import DATA_NAME, MANIFEST_NAME, MODEL_NAME, FileEntry, Manifest, describe_files
 
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -21,8 +22,18 @@ def check_target(target: Path) -> None:
     """Checks that a package may be written to `target`: nothing there, an empty folder, or a package and no more.
 
     Raises:
-        PackageError: `target` is a file, holds files that are not a package's, or its parent cannot be written.
+        PackageError: `target` is a file, holds files that are not a package's, or its parent cannot be written; or
+            its path is not UTF-8, the only encoding in which ONNX Runtime takes paths.
     """
+    if not is_utf8(target):
+        raise PackageError(f"{printable(target)}: this path is not UTF-8; choose another folder with -o.")
+    parent = target.absolute().parent
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir():
+        raise PackageError(f"{target}: {parent} is a file, so no folder can be made in it; choose another one with -o.")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PackageError(f"{target}: {parent} cannot be written to; choose another folder with -o.")
     if target.exists() and not target.is_dir():
         raise PackageError(f"{target}: this is a file; name a folder with -o.")
     if target.is_symlink():

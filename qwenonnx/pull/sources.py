@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwenonnx.checkpoint.weight_files import folder_name
-from qwenonnx.errors import PullError, UsageError
+from qwenonnx.errors import UsageError
 from qwenonnx.pull.catalog import ENTRIES
 from qwenonnx.pull.pull import checkpoint_folder, is_pulled, model_name
 
@@ -40,10 +40,7 @@ def resolve_source(source: str, models_dir: Path) -> ResolvedSource:
             f"{source or 'SOURCE'}: there is no such file or folder; name one that exists, a hub id "
             f"(owner/name), or a known model: {names}."
         )
-    try:
-        name = model_name(source)
-    except PullError as error:
-        raise UsageError(str(error)) from error
+    name = model_name(source)
     return ResolvedSource(name, checkpoint_folder(models_dir, name) if is_pulled(models_dir, name) else None)
 
 

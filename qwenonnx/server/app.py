@@ -15,7 +15,7 @@ import qwenonnx
 from qwenonnx.errors import InvalidRequestError, QwenonnxError
 from qwenonnx.server.config import ServeConfig
 from qwenonnx.server.errors import ClientDisconnectedError, error_response
-from qwenonnx.server.middleware import ApiKeys, Guard, RequestId
+from qwenonnx.server.middleware import ApiKeys, Guard, OriginForm, RequestId
 from qwenonnx.server.routes import build_routes
 from qwenonnx.server.served import Served
 from qwenonnx.server.service import Service
@@ -54,7 +54,7 @@ def create_app(load: Callable[[], Served], config: ServeConfig) -> FastAPI:
 
 def _middleware(config: ServeConfig) -> list[Middleware]:
     """Outermost first: inner errors carry the request id and CORS headers; preflights need no key."""
-    result = [Middleware(RequestId)]
+    result = [Middleware(OriginForm), Middleware(RequestId)]
     if config.cors_origins:
         result.append(
             Middleware(

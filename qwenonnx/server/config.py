@@ -35,6 +35,10 @@ class ServeConfig:
     """Largest request body in bytes."""
     body_timeout: float = 30.0
     """Seconds in which a request body must have arrived."""
+    header_timeout: float = 20.0
+    """Seconds in which the head of a request must have arrived on a new connection, or once its first byte has."""
+    max_connections: int = 1024
+    """Connections open at once, if the system allows so many; beyond them idle ones are closed."""
     api_keys: tuple[str, ...] = ()
     """Accepted bearer tokens; none means that no key is needed."""
     cors_origins: tuple[str, ...] = ()
@@ -50,6 +54,8 @@ class ServeConfig:
         _check("keepalive", self.keepalive, 0.001, 3600)
         _check("max_body", self.max_body, 1, 1024 * MIB)
         _check("body_timeout", self.body_timeout, 0.001, 3600)
+        _check("header_timeout", self.header_timeout, 0.001, 3600)
+        _check("max_connections", self.max_connections, 1, 1 << 16)
         _check("temperature", self.temperature, 0, 2)
         _check("top_p", self.top_p, 0, 1)
         _check("top_k", self.top_k, -1, 2**31 - 1)

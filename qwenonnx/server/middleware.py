@@ -7,6 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +18,20 @@ from qwenonnx.server.errors import error_response
 logger = logging.getLogger("qwenonnx.server")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class OriginForm:
+    """Takes requests whose target is a whole address (`GET http://host/path`), as clients of a proxy send them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] == "http" and scope["path"].startswith(("http://", "https://")):
+            path = "/" + scope["path"].split("/", 3)[3] if scope["path"].count("/") > 2 else "/"
+            scope = {**scope, "path": path, "raw_path": quote(path).encode()}
+        await self._app(scope, receive, send)
 
 
 class RequestId:

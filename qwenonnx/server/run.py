@@ -18,6 +18,7 @@ import uvicorn
 from qwenonnx.errors import QwenonnxError, UsageError
 from qwenonnx.server.app import create_app
 from qwenonnx.server.config import ServeConfig
+from qwenonnx.server.connections import Listener, connection_class, connection_limit
 from qwenonnx.server.served import Served
 from qwenonnx.server.service import Service
 
@@ -41,25 +42,34 @@ def serve(load: Callable[[], Served], config: ServeConfig) -> int:
     Raises:
         QwenonnxError: the address cannot be listened on; the text says why.
     """
-    with _logging(config), listen(config.host, config.port) as listener:
+    with _logging(config), listen(config.host, config.port, config.max_connections) as listener:
         app = create_app(load, config)
         service: Service = app.state.service
         server = _Server(
             uvicorn.Config(
                 app,
+                http=connection_class(listener, config.header_timeout),
+                loop="asyncio",  # the one that accepts through the listener's own method
                 lifespan="on",
                 ws="none",
                 access_log=False,
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # its warnings are about what clients send
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=math.ceil(config.grace + _MARGIN_SECONDS),
             ),
             service,
         )
+        address = _url(listener)
+
+        def announce(served: Served) -> None:
+            context = served.context_length
+            logger.info("Ready: serving %s at %s/v1 (context %s tokens)", served.model_name, address, f"{context:,}")
+
+        service.on_ready = announce
         service.on_failure = server.leave
-        logger.info("Listening on %s, loading the model", _url(listener))
+        logger.info("Listening on %s, loading the model", address)
         server.run(sockets=[listener])
         server.disarm()
         if service.failure is not None:
@@ -114,8 +124,10 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def listen(host: str, port: int) -> Iterator[socket.socket]:
+def listen(host: str, port: int, max_connections: int) -> Iterator[Listener]:
     """A listening TCP socket, closed in the end; port 0 takes a free one.
+
+    It has at most `max_connections` open, fewer where the process may not have so many descriptors.
 
     Raises:
         QwenonnxError: the port is taken or may not be used.
@@ -125,8 +137,7 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError:
         raise UsageError(f"The host {host!r} has no address; use 127.0.0.1 or 0.0.0.0.") from None
-    # Named TCP, because asyncio switches Nagle's algorithm off (40 ms an answer) only where it sees that.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+    with Listener(family, connection_limit(max_connections)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)

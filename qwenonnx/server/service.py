@@ -28,11 +28,12 @@ Status = Literal["loading", "ok", "failed", "stopping"]
 class Service:
     """One per app. Apart from the loading thread, everything happens on the event loop.
 
-    `on_failure` is called once, when `load` has raised.
+    `on_ready` is called once, when the model is served, and `on_failure` once, when `load` has raised.
     """
 
     def __init__(self, load: Callable[[], Served], config: ServeConfig) -> None:
         self.config = config
+        self.on_ready: Callable[[Served], None] | None = None
         self.on_failure: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         self._load = load
@@ -163,7 +164,8 @@ class Service:
             return
         served.engine.start()
         self._served = served
-        logger.info("Serving %s with a context of %d tokens", served.model_name, served.context_length)
+        if self.on_ready is not None:
+            self.on_ready(served)
 
     def _on_failed(self, error: BaseException) -> None:
         self.failure = error

@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import struct
 import sys
@@ -328,3 +329,16 @@ def test_reading_the_real_embedding_needs_little_extra_memory(model_checkpoint: 
     finally:
         tracemalloc.stop()
     assert peak - before - size < 64 << 20
+
+
+@pytest.mark.parametrize("count", [1, 3, (1 << 24) - 1])
+def test_a_wrong_number_of_blocks_is_refused(count: int, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "x.gguf", metadata={"qwen2.block_count": count})
+    text = refusal(path)
+    assert "tensors of 2 blocks" in text or "model.layers.2.self_attn.q_proj.weight" in text
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.gguf")
+    assert "no regular file" in refusal(tmp_path / "x.gguf")
+    assert "no regular file" in refusal(tmp_path)

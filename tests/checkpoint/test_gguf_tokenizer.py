@@ -4,10 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import chat_template, special_ids, tiny_bpe, tokenizer_config, tokenizer_json, write_tiny_gguf
+from tiny import (
+    chat_template,
+    special_ids,
+    tiny_bpe,
+    tiny_config,
+    tokenizer_config,
+    tokenizer_json,
+    write_tiny_gguf,
+)
 
 from qwenonnx.checkpoint.gguf_file import GgufFile
+from qwenonnx.checkpoint.gguf_tokenizer import GgufTokenizer
 from qwenonnx.checkpoint.open import open_checkpoint
+from qwenonnx.config import ModelConfig
 from qwenonnx.errors import CheckpointError
 
 TEXTS = (
@@ -150,3 +160,18 @@ def test_real_added_tokens_have_the_published_flags(model_checkpoint: Path, tmp_
     config = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert config["chat_template"] == chat_template()
     assert (config["eos_token"], config["pad_token"]) == ("<|im_end|>", "<|endoftext|>")
+
+
+@pytest.mark.parametrize(("first", "second"), [(5, 7), (5, 380), (378, 380)])
+def test_a_token_that_is_there_twice_is_refused(first: int, second: int, tmp_path: Path) -> None:
+    metadata = GgufFile(write_tiny_gguf(tmp_path / "x.gguf")).metadata
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    tokens[second] = tokens[first]
+    with pytest.raises(CheckpointError, match=r"^x: the token .* is listed twice"):
+        GgufTokenizer({**metadata, "tokenizer.ggml.tokens": tokens}, ModelConfig.from_hf(tiny_config(), "c"), "x")
+
+
+def test_an_ordinary_token_does_not_end_texts(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "x.gguf", metadata={"tokenizer.ggml.eos_token_id": 11})
+    with pytest.raises(CheckpointError, match="eos_token_id is 11, which is ',', an ordinary token"):
+        open_checkpoint(path)

@@ -1,4 +1,5 @@
 import json
+import os
 import random
 import shutil
 import struct
@@ -346,7 +347,7 @@ def test_folder_without_tokenizer_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
-    folder = write_tiny_checkpoint(tmp_path / "a", config={"vocab_size": 380})
+    folder = write_tiny_checkpoint(tmp_path / "a", config={"vocab_size": 381})
     with pytest.raises(CheckpointError, match="ids up to 382"):
         open_checkpoint(folder).write_tokenizer(tmp_path)
 
@@ -376,3 +377,51 @@ def test_broken_json_names_the_file(tmp_path: Path, name: str) -> None:
     assert name in refusal(tmp_path)
     (tmp_path / name).write_text("[]")
     assert name in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", ["x", 512, -1, True, [380, 512], [None], 1.5])
+def test_an_end_token_that_is_none_is_refused(file: str, value: object, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    edit_json(tmp_path / file, eos_token_id=value)
+    text = refusal(tmp_path)
+    assert f"{file}: eos_token_id has " in text
+    assert "vocabulary of 512 rows" in text
+
+
+@pytest.mark.parametrize("value", [None, 380, [378, 380], []])
+def test_end_tokens_may_be_one_or_several_or_none(value: object, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    edit_json(tmp_path / "config.json", eos_token_id=value)
+    assert open_checkpoint(tmp_path).hf_config["eos_token_id"] == value
+
+
+@pytest.mark.parametrize(
+    ("layers", "part"),
+    [(1, "counts 1 layers, but there is a tensor model.layers.1."), (3, "12 of 38 tensors are missing")],
+)
+def test_a_wrong_number_of_layers_is_refused(layers: int, part: str, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    edit_json(tmp_path / "config.json", num_hidden_layers=layers)
+    assert part in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(name: str, kind: str, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / name
+    path.unlink()
+    (tmp_path / "elsewhere").mkdir() if kind == "folder" else os.mkfifo(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=f"{name}: this is (a folder|no regular file), but a file is expected"):
+        open_checkpoint(tmp_path / "checkpoint").write_tokenizer(tmp_path)
+
+
+def test_a_template_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint")
+    (checkpoint / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: this is not UTF-8"):
+        open_checkpoint(checkpoint).write_tokenizer(tmp_path)

@@ -89,6 +89,14 @@ def test_pieces_are_printed_as_one_answer(path: str) -> None:
     assert sent["stream"] is True
 
 
+def test_an_answer_cut_by_the_limit_is_said() -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    with stub(frames(delta(content="Hal"), end, {"choices": []})) as server:
+        result = chat(server.url, "--max-tokens", "1")
+
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "Hal\n", "[stopped at --max-tokens 1]\n")
+
+
 def test_the_key_is_sent() -> None:
     with stub(frames(delta(content="ok"))) as server:
         chat(server.url, "--api-key", "one")
@@ -100,7 +108,11 @@ def test_the_key_is_sent() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (401, '{"error": {"message": "Wrong key."}}', "the server refused (Wrong key.)"),
+        (
+            401,
+            '{"error": {"message": "Wrong key."}}',
+            "the server refused (Wrong key.); give its key with --api-key or QWENONNX_API_KEY",
+        ),
         (502, "<html>Bad Gateway</html>", "the server refused (HTTP 502)"),
         (500, '{"detail": "x"}', "the server refused (HTTP 500)"),
         (500, '["x"]', "the server refused (HTTP 500)"),

@@ -16,10 +16,13 @@ from typer.testing import CliRunner
 from qwenonnx.cli.main import app
 from qwenonnx.package.package import Package
 
+READERS = ("quantize", "inspect", "eval", "bench", "serve", "chat")
+"""The commands that take a package."""
 
-def fail(*args: str | Path, code: int) -> str:
+
+def fail(*args: str | Path, code: int, text: str = "") -> str:
     """Runs a command that must fail; returns the one line it says."""
-    result = CliRunner().invoke(app, [str(arg) for arg in args], input="")
+    result = CliRunner().invoke(app, [str(arg) for arg in args], input=text)
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
@@ -28,13 +31,57 @@ def fail(*args: str | Path, code: int) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", ["quantize", "inspect", "eval", "bench", "serve", "chat"])
+@pytest.mark.parametrize("command", READERS)
 def test_a_folder_that_is_no_package_is_a_failure(command: str, tmp_path: Path) -> None:
     assert "not a package" in fail(command, tmp_path, code=1)
     assert "nowhere: no such folder" in fail(command, tmp_path / "nowhere", code=1)
 
 
-@pytest.mark.parametrize("command", ["quantize", "inspect", "eval", "bench", "serve", "chat"])
+@pytest.mark.parametrize("command", READERS)
+def test_a_folder_of_packages_or_a_file_in_one_gets_a_hint(command: str, tiny_fp32: Package, tmp_path: Path) -> None:
+    shutil.copytree(tiny_fp32.folder, tmp_path / "fp32")
+
+    assert f"did you mean {tmp_path}/fp32?" in fail(command, tmp_path, code=1)
+    line = fail(command, tmp_path / "fp32" / "model.onnx", code=1)
+    assert "this is a file, not a package's folder" in line
+    assert line.endswith(f"did you mean {tmp_path}/fp32?")
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_the_name_of_a_model_gets_a_hint(
+    command: str, tiny_fp32: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QWENONNX_MODELS_DIR", raising=False)
+    for name in ("fp32", "int8"):
+        shutil.copytree(tiny_fp32.folder, Path("models", "qwen2.5-0.5b", name))
+    both = "did you mean models/qwen2.5-0.5b/fp32 or models/qwen2.5-0.5b/int8?"
+
+    assert fail(command, "qwen2.5-0.5b", code=1).endswith(both)
+    assert fail(command, "Qwen/Qwen2.5-0.5B", code=1).endswith(both)
+    assert fail(command, "qwen2.5-0.5b/int8", code=1).endswith("did you mean models/qwen2.5-0.5b/int8?")
+    assert fail(command, "qwen2-0.5b", code=1).endswith("make one with `qwenonnx export qwen2-0.5b`.")
+    monkeypatch.setenv("QWENONNX_MODELS_DIR", "elsewhere")
+    assert "no package of this model is in elsewhere" in fail(command, "qwen2.5-0.5b", code=1)
+
+
+@pytest.mark.parametrize("command", ["quantize", "inspect", "eval", "bench", "serve"])
+def test_an_address_in_the_place_of_a_package_is_a_usage_error(command: str) -> None:
+    assert "http://127.0.0.1:8000/v1: this is an address" in fail(command, "http://127.0.0.1:8000/v1", code=2)
+
+
+def test_an_address_without_http_gets_a_hint() -> None:
+    for target in ("localhost:8000", "10.0.0.1:80/v1"):
+        assert fail("chat", target, code=2).endswith(f"did you mean http://{target}?")
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_nothing_through_the_pipe_is_a_usage_error(text: str, tiny_int8: Package) -> None:
+    assert "nothing came through the pipe" in fail("chat", tiny_int8.folder, code=2, text=text)
+    assert "nothing came through the pipe" in fail("chat", "http://127.0.0.1:9", code=2, text=text)
+
+
+@pytest.mark.parametrize("command", READERS)
 def test_a_damaged_package_is_a_failure_that_names_the_file(command: str, tiny_fp32: Package, tmp_path: Path) -> None:
     damaged = shutil.copytree(tiny_fp32.folder, tmp_path / "fp32")
     with (damaged / "model.onnx.data").open("r+b") as file:
@@ -84,7 +131,10 @@ def test_evaluating_different_models_is_a_usage_error(tiny_int8: Package, tmp_pa
 
 
 def test_a_text_that_cannot_be_read_is_a_usage_error(tiny_fp32: Package, tmp_path: Path) -> None:
-    assert "cannot be read as UTF-8" in fail("eval", tiny_fp32.folder, "--text", tmp_path / "none.txt", "-q", code=2)
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+
+    assert "cannot be read as UTF-8" in fail("eval", tiny_fp32.folder, "--text", tmp_path / "latin.txt", "-q", code=2)
+    assert "none.txt: there is no such file" in fail("eval", tiny_fp32.folder, "--text", tmp_path / "none.txt", code=2)
 
 
 @pytest.mark.parametrize("command", ["inspect", "eval", "bench"])
@@ -96,7 +146,7 @@ def test_a_place_for_results_is_checked_before_the_work(command: str, tiny_fp32:
 
 
 def test_no_answering_server_is_a_failure() -> None:
-    assert "no answer" in fail("chat", "http://127.0.0.1:9", code=1)
+    assert "no answer" in fail("chat", "http://127.0.0.1:9", code=1, text="Hi")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +157,8 @@ def test_no_answering_server_is_a_failure() -> None:
         ["bench", "DIR", "--threads", "0"],
         ["eval", "DIR", "--max-tokens", "1"],
         ["chat", "DIR", "--temperature", "3"],
+        ["serve", "DIR", "--temperature", "3"],
+        ["serve", "DIR", "--port", "70000"],
         ["quantize"],
         ["unheard-of"],
         ["inspect", "DIR", "--unheard-of"],
@@ -157,3 +209,8 @@ def test_a_file_that_may_not_be_written_is_one_line(tiny_checkpoint: Path, tmp_p
 def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "qwenonnx", *map(str, args)]
     return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("command", ["export", "quantize"])
+def test_an_output_without_a_name_is_a_usage_error(command: str, tiny_fp32: Package) -> None:
+    assert "The output folder is an empty text" in fail(command, tiny_fp32.folder, "-o", "", code=2)

@@ -63,6 +63,27 @@ def test_default_outputs_are_below_the_models_folder_and_beside_the_input(
     assert Package.open(Path(quantized.stdout.strip())).manifest.model == "my-model"
 
 
+def test_the_paths_that_are_printed_are_relative_where_the_input_is(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_checkpoint, "tiny/checkpoint")
+
+    assert run("export", "tiny/checkpoint", "-q").stdout == "models/tiny/fp32\n"
+    assert run("quantize", "models/tiny/fp32/", "-q").stdout == "models/tiny/int8\n"
+
+
+def test_replacing_a_package_is_said_in_one_line(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    export = ("export", tiny_checkpoint, "-o", tmp_path / "fp32")
+    quantize = ("quantize", tmp_path / "fp32")
+    for command, name in ((export, "fp32"), (quantize, "int8")):
+        first, second, quiet = run(*command), run(*command), run(*command, "-q")
+
+        assert "replacing" not in first.stderr
+        assert second.stderr.splitlines().count(f"replacing the package in {tmp_path / name}") == 1
+        assert quiet.stderr == ""
+
+
 def commands_with_json(fp32: Path, int8: Path) -> dict[str, Sequence[str | Path]]:
     return {
         "inspect": ("inspect", int8),
@@ -142,7 +163,7 @@ def test_a_piped_question_is_answered_once_and_the_same_every_time(tiny_int8: Pa
     first, second = run(*chat, text="Hello é 模型\n"), run(*chat, text="Hello é 模型\n")
 
     assert first.stdout == second.stdout
-    assert first.stderr == ""
+    assert first.stderr in ("", "[stopped at --max-tokens 12]\n")
     assert len(first.stdout) >= 12
 
 

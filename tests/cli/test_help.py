@@ -43,6 +43,24 @@ def test_the_group_lists_every_command() -> None:
     assert set(COMMANDS) <= listed
 
 
+def test_every_line_of_the_list_fits_a_terminal_of_80_columns() -> None:
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
+
+    listed = result.stdout.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == list(COMMANDS)
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_values_have_names_that_people_use(command: str) -> None:
+    text = CliRunner().invoke(app, [command, "--help"]).stdout
+    usage = text.splitlines()[0]
+
+    assert "{" not in usage
+    assert "[[" not in usage
+    assert "list[" not in text
+
+
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_and_option_is_explained(command: str, flag: str) -> None:

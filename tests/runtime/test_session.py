@@ -102,7 +102,7 @@ print(config.threads)
 
 
 def test_nothing_is_written_to_the_home_folder(tiny_int8: Package, tmp_path: Path) -> None:
-    """onnxruntime's telemetry keeps a database there unless it is switched off before the import."""
+    """Onnxruntime's telemetry keeps a database there unless it is switched off before the import."""
     command = [sys.executable, "-m", "qwenonnx", "bench", str(tiny_int8.folder), "--quiet"]
     options = ["--prompt", "3", "--new-tokens", "2", "--repeats", "1"]
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}

@@ -110,6 +110,14 @@ def test_a_stream_that_ends_in_time_is_whole_and_nobody_else_is_let_in(tiny_chec
         assert process.finish() == 0
 
 
+def test_a_line_says_that_the_model_is_ready_and_where(tiny_checkpoint: Path) -> None:
+    with serving(tiny_checkpoint, "short") as process:
+        process.read_log_until(f"Ready: serving tiny at {process.url}/v1 (context 1,000,000 tokens)")
+        assert process.http.get("/health").status_code == 200
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.finish() == 0
+
+
 def test_a_second_signal_ends_the_process_at_once(tiny_checkpoint: Path) -> None:
     with serving(tiny_checkpoint, "endless", grace=3000) as process:
         process.wait_for_status("ok", 200)
@@ -156,7 +164,7 @@ def test_a_port_in_use_is_one_clear_sentence() -> None:
 
 def test_answers_are_not_held_back_by_the_network_stack() -> None:
     # asyncio sets TCP_NODELAY on connections only when it knows that they are TCP.
-    with listen("127.0.0.1", 0) as listener:
+    with listen("127.0.0.1", 0, 100) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 
