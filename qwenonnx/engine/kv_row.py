@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Prompts run in chunks of at least two tokens. A single one takes the attention kernel of decoding, which sums in another
-# order; the int8 recipe's rounding turns such last bits into visible differences, so that a repeated prompt could get
-# another answer. Chunks of two and more give the same bits however a prompt is cut (onnxruntime 1.32).
+# Prompts run in chunks of at least two tokens. A single one takes the attention kernel of decoding, which sums in
+# another order; the int8 recipe's rounding turns such last bits into visible differences, so that a repeated prompt
+# could get another answer. Chunks of two and more give the same bits however a prompt is cut (onnxruntime 1.32).
 SMALLEST_CHUNK = 2
 
 

@@ -17,7 +17,7 @@ from qwenonnx.graph.names import STEP_INPUTS, past_names, present_names
 from qwenonnx.graph.weights import WatchedWeights, fp32_bytes
 from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME, Manifest, clean_name
 from qwenonnx.package.package import Package
-from qwenonnx.package.writer import check_target, finish_package, tool_versions, write_json
+from qwenonnx.package.writer import check_target, compact_json, finish_package, tool_versions, write_json
 from qwenonnx.runtime.session import SessionConfig
 from qwenonnx.text.tokenizer import Tokenizer, end_token_ids
 
@@ -48,6 +48,7 @@ def export_checkpoint(
     require_space(target, fp32_bytes(config) + SPARE_BYTES)
     with staged_folder(target) as folder:
         checkpoint.write_tokenizer(folder)
+        compact_json(folder / "tokenizer.json")
         write_json(folder / "config.json", checkpoint.hf_config)
         write_json(folder / "generation_config.json", checkpoint.generation_config)
         tokenizer = Tokenizer.load(folder)

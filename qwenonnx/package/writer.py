@@ -64,6 +64,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
+def compact_json(path: Path) -> None:
+    """Takes the white space out of a JSON file; half of a tokenizer's file is that."""
+    value = json.loads(path.read_text(encoding="utf-8"))
+    write_text(path, json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
 def finish_package(folder: Path, manifest: Manifest) -> Manifest:
     """Sums all files of `folder` and writes the manifest; returns it as written."""
     files: dict[str, FileEntry] = describe_files(folder)

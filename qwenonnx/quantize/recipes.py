@@ -60,8 +60,8 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             name="int4",
-            description="4-bit weights in blocks of 32, 8-bit embedding and head, calibrated: the smallest",
-            linears=BlockFormat(4, 32),
+            description="4-bit weights in blocks of 64, 8-bit embedding and head, calibrated: the smallest",
+            linears=BlockFormat(4, 64),
             embedding=BlockFormat(8, 128),
             rotate=True,
             calibrate=True,

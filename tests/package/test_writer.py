@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from packages import contents
 from qwenonnx.errors import PackageError
 from qwenonnx.package.manifest import clean_name
 from qwenonnx.package.package import Package
-from qwenonnx.package.writer import check_target
+from qwenonnx.package.writer import check_target, compact_json
 
 
 def test_a_new_place_an_empty_folder_and_an_old_package_are_taken(tiny_fp32: Package, tmp_path: Path) -> None:
@@ -96,3 +97,14 @@ def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
 )
 def test_a_models_name_is_made_one_line(name: str, cleaned: str) -> None:
     assert clean_name(name) == cleaned
+
+
+def test_compacting_keeps_the_content(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    value = {"vocab": {"a b": 1, "é模": 2}, "merges": [["a", " "], ["\n", "x"]]}
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+    compact_json(path)
+
+    assert json.loads(path.read_text(encoding="utf-8")) == value
+    assert path.read_text(encoding="utf-8") == '{"vocab":{"a b":1,"é模":2},"merges":[["a"," "],["\\n","x"]]}\n'
