@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,17 @@ Array = NDArray[np.float32]
 class NearestBlocks:
     """Rounds every matrix to the nearest values, embedding and head in a format of their own."""
 
-    def __init__(self, linears: BlockFormat, embedding: BlockFormat) -> None:
+    def __init__(
+        self, linears: BlockFormat, embedding: BlockFormat, special: Mapping[str, BlockFormat] | None = None
+    ) -> None:
         self._linears = linears
         self._embedding = embedding
+        self._special = special or {}
 
     def storage(self, name: str, width: int) -> BlockFormat:
         """The format of a matrix of that width; blocks that do not divide it are halved until they do."""
-        wanted = self._embedding if name in (EMBEDDING, HEAD) else self._linears
+        kind = name.rpartition(".")[2]
+        wanted = self._embedding if name in (EMBEDDING, HEAD) else self._special.get(kind, self._linears)
         return BlockFormat(wanted.bits, math.gcd(wanted.block_size, width))
 
     def quantize(self, name: str, matrix: Array) -> BlockMatrix:

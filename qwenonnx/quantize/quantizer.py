@@ -118,7 +118,7 @@ def _adapted(name: str, options: QuantizeOptions, source: Package) -> Recipe:
                 f"a block size of {size} is not possible: it must be a power of two from 16 on that divides "
                 f"{', '.join(str(width) for width in sorted(set(widths)))}."
             )
-        recipe = replace(recipe, linears=BlockFormat(recipe.linears.bits, size))
+        recipe = replace(recipe, linears=BlockFormat(recipe.linears.bits, size), special={})
     return recipe
 
 
@@ -143,7 +143,7 @@ def _prepare(source: Package, recipe: Recipe, options: QuantizeOptions) -> tuple
         weights, folding = rotated, rotated.folding
     if recipe.linears is None or recipe.embedding is None:
         return weights, Int8Linears(folding)
-    nearest = NearestBlocks(recipe.linears, recipe.embedding)
+    nearest = NearestBlocks(recipe.linears, recipe.embedding, recipe.special)
     if not recipe.calibrate:
         return weights, BlockLinears(nearest, folding)
     tokenizer = Tokenizer.load(source.folder)

@@ -14,15 +14,16 @@ class Recipe:
     """One way to quantize.
 
     `linears` None stands for 8-bit weights and activations with a scale per output channel and per token
-    (`graph.int8`); a block format for `MatMulNBits`. `embedding` is the format of the matrix that is embedding and
-    head. `rotate` folds a rotation into the weights, and `calibrate` rounds with GPTQ on calibration texts. Packages
-    past `limits` are refused.
+    (`graph.int8`); a block format for `MatMulNBits`, with `special` ones for some kinds of linears. `embedding` is the
+    format of the matrix that is embedding and head. `rotate` folds a rotation into the weights, and `calibrate` rounds
+    with GPTQ on calibration texts. Packages past `limits` are refused.
     """
 
     name: str
     description: str
     linears: BlockFormat | None
     embedding: BlockFormat | None
+    special: Mapping[str, BlockFormat]
     rotate: bool
     calibrate: bool
     limits: GateLimits
@@ -45,6 +46,7 @@ RECIPES: Mapping[str, Recipe] = {
             description="8-bit weights per channel, 8-bit activations per token: the fastest for prompts and batches",
             linears=None,
             embedding=None,
+            special={},
             rotate=True,
             calibrate=False,
             limits=GateLimits(kl_mean=0.006, top1_agreement=0.93),
@@ -54,15 +56,18 @@ RECIPES: Mapping[str, Recipe] = {
             description="8-bit weights in blocks of 32: the most faithful, 10 % larger, slower for prompts",
             linears=BlockFormat(8, 32),
             embedding=BlockFormat(8, 32),
+            special={},
             rotate=True,
             calibrate=False,
             limits=GateLimits(kl_mean=0.003, top1_agreement=0.95),
         ),
         Recipe(
             name="int4",
-            description="4-bit weights in blocks of 64, 8-bit embedding and head, calibrated: the smallest",
-            linears=BlockFormat(4, 64),
+            description="4-bit weights in blocks of 32 and 64, 8-bit embedding and head, calibrated: the smallest",
+            linears=BlockFormat(4, 32),
             embedding=BlockFormat(8, 128),
+            # Where larger blocks harm least for the bytes that they save.
+            special={"gate_proj": BlockFormat(4, 64)},
             rotate=True,
             calibrate=True,
             limits=GateLimits(kl_mean=0.12, top1_agreement=0.80),
