@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qwenonnx.checkpoint.base import Checkpoint
 from qwenonnx.export.template import check_chat_template
-from qwenonnx.export.verify import SAMPLE_TEXT, SAMPLE_TOKENS, verify_export
+from qwenonnx.export.verify import SAMPLE_TEXT, verify_export
 from qwenonnx.files import Progress, require_space, staged_folder
 from qwenonnx.graph.builder import GraphBuilder
 from qwenonnx.graph.decoder import write_decoder
@@ -63,7 +63,7 @@ def export_checkpoint(
             folder / MODEL_NAME,
             config,
             watched,
-            [min(token, config.vocab_size - 1) for token in sample][:SAMPLE_TOKENS],
+            [min(token, config.vocab_size - 1) for token in sample],
             SessionConfig.for_one_run(),
         )
         stage("summing the files")

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from qwenonnx.config import ModelConfig
 from qwenonnx.graph.builder import GraphBuilder
 from qwenonnx.graph.folding import Folding
-from qwenonnx.graph.linear import EMBEDDING, HEAD, LinearStyle, Operand, Product, Rows, joined
+from qwenonnx.graph.linear import EMBEDDING, HEAD, LinearStyle, Operand, Product, joined
+from qwenonnx.graph.rows import Rows
 from qwenonnx.graph.weights import Weights
 
 MS = "com.microsoft"
@@ -66,7 +67,7 @@ class BlockLinears(LinearStyle):
 
     def __init__(self, quantizer: BlockQuantizer, folding: Folding | None = None) -> None:
         self._quantizer = quantizer
-        self._folding = folding or Folding()
+        super().__init__(folding)
         self._formats: dict[str, BlockFormat] = {}
         self._vocab = 0
         self._head = EMBEDDING
@@ -99,21 +100,6 @@ class BlockLinears(LinearStyle):
                 "quantize_axis": 1,
             },
         )
-
-    def operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
-    ) -> Operand:
-        """The value itself: the operator quantizes it."""
-        if scale is not None:
-            value = g.node("Mul", [value, scale], f"{name}/scaled_input")
-        return Operand(value)
-
-    def down_operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
-    ) -> Operand:
-        """The value, each block rotated where the weights have been folded to match."""
-        value = self._folding.rotate_down(g, value, name, rows)
-        return self.operand(g, value, name, width=width, rows=rows, scale=scale)
 
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
         """A product with a matrix in blocks."""

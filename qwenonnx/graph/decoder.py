@@ -17,9 +17,10 @@ import numpy as np
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.graph.builder import GraphBuilder
-from qwenonnx.graph.linear import ALL_TOKENS, LOGITS_ROWS, LinearStyle, Rows
+from qwenonnx.graph.linear import LinearStyle
 from qwenonnx.graph.names import past_names, present_names
 from qwenonnx.graph.rope import rotary_tables
+from qwenonnx.graph.rows import ALL_TOKENS, LOGITS_ROWS, Rows
 from qwenonnx.graph.weights import Weights
 
 MS = "com.microsoft"
@@ -31,7 +32,7 @@ def write_decoder(g: GraphBuilder, config: ModelConfig, weights: Weights, style:
 
 
 class Decoder:
-    """Writes the nodes of one decoder; `linear.Rows` tells the shapes of hidden states."""
+    """Writes the nodes of one decoder; `rows.Rows` tells the shapes of hidden states."""
 
     def __init__(self, g: GraphBuilder, config: ModelConfig, weights: Weights, style: LinearStyle) -> None:
         self._g = g
@@ -66,7 +67,7 @@ class Decoder:
 
     def _layer(self, i: int, hidden: str, residual: str) -> tuple[str, str]:
         """One layer; takes and returns (normed hidden state, residual), the norm being the next one's."""
-        _g, last = self._g, i + 1 == self._config.num_layers
+        last = i + 1 == self._config.num_layers
         prefix = f"model.layers.{i}"
         rows = LOGITS_ROWS if last else ALL_TOKENS
         attention = self._attention(i, f"{prefix}.self_attn", hidden)

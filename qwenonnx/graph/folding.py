@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.graph.builder import GraphBuilder
-from qwenonnx.graph.linear import ALL_TOKENS, LOGITS_ROWS, Rows
+from qwenonnx.graph.rows import ALL_TOKENS, LOGITS_ROWS, Rows
 
 
 @dataclass(frozen=True, slots=True)

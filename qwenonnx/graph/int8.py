@@ -21,10 +21,10 @@ from qwenonnx.graph.linear import (
     LinearStyle,
     Operand,
     Product,
-    Rows,
     joined,
     scalar,
 )
+from qwenonnx.graph.rows import Rows
 from qwenonnx.graph.weights import Weights
 
 MS = "com.microsoft"
@@ -44,7 +44,7 @@ class Int8Linears(LinearStyle):
     """The `int8` recipe's linears."""
 
     def __init__(self, folding: Folding | None = None) -> None:
-        self._folding = folding or Folding()
+        super().__init__(folding)
         self._zero_points: set[Rows] = set()
         self._vocab = 0
         self._piece = 0
@@ -95,13 +95,6 @@ class Int8Linears(LinearStyle):
         if scale is not None:
             step = g.node("Mul", [step, scale], f"{name}/combined_scale")
         return Operand(quantized, step)
-
-    def down_operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
-    ) -> Operand:
-        """Rotates each block of the input, then quantizes its rows."""
-        value = self._folding.rotate_down(g, value, name, rows)
-        return self.operand(g, value, name, width=width, rows=rows, scale=scale)
 
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
         """An integer product with weights `[K, N]`; the row scale is left to the caller."""

@@ -12,26 +12,12 @@ from numpy.typing import NDArray
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.graph.builder import GraphBuilder
+from qwenonnx.graph.folding import Folding
+from qwenonnx.graph.rows import Rows
 from qwenonnx.graph.weights import Weights
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Which tokens a value has rows for: `name` is an input with one entry for each, `dims` how many axes it has.
-
-    Hidden states of all tokens are `[batch, sequence, features]`, those of the rows that get logits `[rows, features]`;
-    below, `[..., features]` stands for either.
-    """
-
-    name: str
-    dims: int
-
-
-ALL_TOKENS = Rows("input_ids", 2)
-LOGITS_ROWS = Rows("logits_rows", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +37,10 @@ class Product:
 
 
 class LinearStyle(ABC):
-    """Writes the linears of a decoder. See `Rows` for the shapes of values."""
+    """Writes the linears of a decoder, whose weights have been folded to match `folding`. `Rows` tells the shapes."""
+
+    def __init__(self, folding: Folding | None = None) -> None:
+        self._folding = folding or Folding()
 
     @abstractmethod
     def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
@@ -61,11 +50,13 @@ class LinearStyle(ABC):
     def embed(self, g: GraphBuilder, ids: str) -> str:
         """Rows of the embedding for ids `[batch, sequence]`: `[batch, sequence, hidden]`."""
 
-    @abstractmethod
     def operand(
         self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
     ) -> Operand:
         """Prepares `value` `[..., width]` (times `scale`, where given) as the input of one or more linears."""
+        if scale is not None:
+            value = g.node("Mul", [value, scale], f"{name}/scaled_input")
+        return Operand(value)
 
     @abstractmethod
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
@@ -84,7 +75,8 @@ class LinearStyle(ABC):
     def down_operand(
         self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
     ) -> Operand:
-        """Prepares the input of down_proj, which a style may rotate first."""
+        """Prepares the input of down_proj, its blocks rotated where the weights are."""
+        value = self._folding.rotate_down(g, value, name, rows)
         return self.operand(g, value, name, width=width, rows=rows, scale=scale)
 
 
@@ -95,9 +87,10 @@ def joined(weights: Weights, names: Sequence[str]) -> NDArray[np.float32]:
 
 
 class FloatLinears(LinearStyle):
-    """Plain fp32: `Gemm` with the weight stored `[K, N]`, and one matrix for embedding and head if they are tied."""
+    """Plain fp32: `MatMul` with weights `[K, N]`, and one matrix for embedding and head (`Gemm`) if they are tied."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._head = ""
 
     def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
@@ -109,14 +102,6 @@ class FloatLinears(LinearStyle):
     def embed(self, g: GraphBuilder, ids: str) -> str:
         """Gathers rows."""
         return g.node("Gather", [EMBEDDING, ids], "model.embed_tokens", attributes={"axis": 0})
-
-    def operand(
-        self, g: GraphBuilder, value: str, name: str, *, width: int, rows: Rows, scale: str | None = None
-    ) -> Operand:
-        """The value itself."""
-        if scale is not None:
-            value = g.node("Mul", [value, scale], f"{name}/scaled_input")
-        return Operand(value)
 
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
         """A matrix product."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qwenonnx.errors import QuantizeError
-from qwenonnx.evaluate.gate import GateLimits, GateResult, run_gate
+from qwenonnx.evaluate.gate import GATE_TOKENS, GateLimits, GateResult, run_gate
 from qwenonnx.evaluate.texts import bundled_texts
 from qwenonnx.files import Progress, require_space, staged_folder
 from qwenonnx.graph.blocks import BlockFormat, BlockLinears
@@ -161,7 +161,7 @@ def _usable(texts: Sequence[list[int]]) -> list[list[int]]:
 
 
 def _judge(source: Package, folder: Path, limits: GateLimits, progress: Progress) -> GateResult:
-    context = min(CALIBRATION_TOKENS, source.config.context_length)
+    context = min(GATE_TOKENS, source.config.context_length)
     runners = [
         FusedRunner(path, source.config, session, context_length=context)
         for path, session in (

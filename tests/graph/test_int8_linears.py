@@ -17,7 +17,7 @@ from packages import ArrayWeights, small_model, write_graph
 
 from qwenonnx.graph.builder import IR_VERSION, OPSET, GraphBuilder
 from qwenonnx.graph.int8 import HEAD_PIECES, SMALLEST_SCALE, Int8Linears, quantize_rows
-from qwenonnx.graph.linear import LOGITS_ROWS
+from qwenonnx.graph.rows import LOGITS_ROWS
 from qwenonnx.package.package import Package
 from qwenonnx.runtime.cpu import cpu_info
 
