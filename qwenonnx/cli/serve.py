@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from qwenonnx.cli.console import describe_gate
 from qwenonnx.cli.options import PackageFolder, Threads
 from qwenonnx.cli.packages import open_package
 
 if TYPE_CHECKING:
     from qwenonnx.engine.load import LoadedModel
+    from qwenonnx.package.manifest import Manifest
     from qwenonnx.runtime.session import SessionConfig
     from qwenonnx.server.served import Served
 
@@ -57,6 +59,10 @@ def serve(
     max_body: Annotated[
         int, typer.Option(metavar="BYTES", min=1, max=1 << 30, help="Largest request body in bytes.")
     ] = 8 << 20,
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Compare all files with their sums while loading."),
+    ] = True,
     grace: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0, max=3600, help="Seconds that running requests get after SIGTERM."),
@@ -92,13 +98,13 @@ def serve(
     engine = EngineConfig(prefill_chunk=prefill_chunk, max_queue=max_queue)
 
     def load() -> Served:
-        model = load_model(opened, session, engine=engine, context_length=context_length)
-        return _served(model, model_name, session)
+        model = load_model(opened, session, engine=engine, context_length=context_length, check=check)
+        return _served(model, model_name, session, checked=check)
 
     raise typer.Exit(run(load, config))
 
 
-def _served(model: LoadedModel, name: str | None, session: SessionConfig) -> Served:
+def _served(model: LoadedModel, name: str | None, session: SessionConfig, *, checked: bool) -> Served:
     import time
 
     from qwenonnx.server.served import GenerationDefaults, Served
@@ -106,6 +112,9 @@ def _served(model: LoadedModel, name: str | None, session: SessionConfig) -> Ser
     manifest = model.package.manifest
     known = (manifest.model, str(manifest.source.get("name", "")))
     chosen = name or manifest.model
+    gate = manifest.details.get("gate")
+    fidelity = f"Recipe {manifest.recipe}: {_fidelity(manifest)}"
+    suspect = gate is not None and not gate.get("passed")
     return Served(
         engine=model.engine,
         tokenizer=model.tokenizer,
@@ -115,5 +124,21 @@ def _served(model: LoadedModel, name: str | None, session: SessionConfig) -> Ser
         context_length=model.context_length,
         defaults=GenerationDefaults.from_generation_config(model.package.generation_config),
         aliases=tuple(alias for alias in known if alias and alias != chosen),
-        info={"recipe": manifest.recipe, "threads": session.threads, "context_length": model.context_length},
+        info={
+            "recipe": manifest.recipe,
+            "threads": session.threads,
+            "context_length": model.context_length,
+            "integrity_checked": checked,
+            "gate": gate,
+        },
+        summary=() if suspect else (fidelity,),
+        warnings=(fidelity,) if suspect else (),
     )
+
+
+def _fidelity(manifest: Manifest) -> str:
+    """What its making has said about how near it is to what it was made from."""
+    gate = manifest.details.get("gate")
+    if gate is None:
+        return "not quantized" if manifest.recipe == "fp32" else "its fidelity was not measured"
+    return describe_gate(gate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qwenonnx.engine.engine import Engine, EngineConfig
+from qwenonnx.engine.integrity import IntegrityCheck
 from qwenonnx.package.package import Package
 from qwenonnx.runtime.load import load_runner
 from qwenonnx.runtime.session import SessionConfig
@@ -29,13 +30,31 @@ def load_model(
     *,
     engine: EngineConfig | None = None,
     context_length: int | None = None,
+    check: bool = True,
 ) -> LoadedModel:
     """Loads a package and runs one token, so that the first request finds everything warm.
 
+    Meanwhile the files are compared with their sums in the manifest, unless `check` is off.
+
     Raises:
-        PackageError: a file cannot be used.
+        PackageError: a file was changed or cannot be used.
         UsageError: the context is longer than the model's.
     """
+    integrity = IntegrityCheck(package) if check else None
+    try:
+        model = _load(package, session, engine, context_length)
+    except Exception:
+        if integrity is not None:
+            integrity.wait()  # a changed file explains more than whatever came of it
+        raise
+    if integrity is not None:
+        integrity.wait()
+    return model
+
+
+def _load(
+    package: Package, session: SessionConfig, engine: EngineConfig | None, context_length: int | None
+) -> LoadedModel:
     tokenizer = Tokenizer.load(package.folder)
     template = ChatTemplate.load(package.folder, tokenizer)
     runner = load_runner(package, session, context_length=context_length)

@@ -65,6 +65,10 @@ def serve(load: Callable[[], Served], config: ServeConfig) -> int:
 
         def announce(served: Served) -> None:
             context = served.context_length
+            for line in served.summary:
+                logger.info("%s", line)
+            for line in served.warnings:
+                logger.warning("%s", line)
             logger.info("Ready: serving %s at %s/v1 (context %s tokens)", served.model_name, address, f"{context:,}")
 
         service.on_ready = announce

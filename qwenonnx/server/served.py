@@ -51,7 +51,8 @@ class Served:
     """A loaded model. The server starts the engine when it takes over, and closes it in the end.
 
     `aliases` are further names under which requests may ask for the model, such as its hub id; `created` is a
-    Unix time; `info` is shown by /health as it is, so it must be plain JSON (threads, recipe, ...).
+    Unix time; `info` is shown by /health as it is, so it must be plain JSON (threads, recipe, ...). `summary` and
+    `warnings` are lines about the model that are logged when it is ready.
     """
 
     engine: Engine
@@ -63,3 +64,5 @@ class Served:
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     aliases: tuple[str, ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
+    summary: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
