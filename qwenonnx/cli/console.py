@@ -90,9 +90,11 @@ class Stages:
         self._label = ""
 
 
-def describe_gate(gate: Mapping[str, Any]) -> str:
-    """One line about the comparison of a quantized package with its input, from the manifest."""
-    verdict = "passed the gate" if gate["passed"] else f"FAILED the gate: {gate['failure']}"
+def describe_gate(gate: Mapping[str, Any] | None) -> str:
+    """One line about the comparison of a quantized package with its input, from the manifest (None: it has none)."""
+    if not gate or "passed" not in gate:
+        return "not measured"
+    verdict = "passed the gate" if gate["passed"] else f"FAILED the gate: {gate.get('failure')}"
     if "kl_mean" not in gate:
         return verdict
     return (

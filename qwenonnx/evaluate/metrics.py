@@ -77,6 +77,23 @@ class Comparison:
         return self.candidate_peak <= FLATNESS * self.uniform
 
 
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Logits `[n, vocab]` and the log-probabilities that they stand for."""
+
+    logits: Array
+    log_probabilities: Array
+
+    @classmethod
+    def of(cls, logits: Array) -> Predictions:
+        """Computes the log-probabilities.
+
+        Raises:
+            NumericalError: a logit is NaN or infinite.
+        """
+        return cls(logits, log_softmax(logits))
+
+
 def log_softmax(logits: Array) -> Array:
     """Log-probabilities over the last axis.
 
@@ -91,23 +108,30 @@ def log_softmax(logits: Array) -> Array:
 
 
 def compare_logits(reference: Array, candidate: Array, next_ids: NDArray[np.int64], *, start: int = 0) -> Comparison:
-    """Compares logits `[n, vocab]`; `next_ids` are the true next tokens of the first rows (n of them, or n - 1).
+    """Compares logits `[n, vocab]`; see `compare_predictions`."""
+    return compare_predictions(Predictions.of(reference), Predictions.of(candidate), next_ids, start=start)
+
+
+def compare_predictions(
+    reference: Predictions, candidate: Predictions, next_ids: NDArray[np.int64], *, start: int = 0
+) -> Comparison:
+    """Compares two models on n positions; `next_ids` are the true next tokens of the first rows (n of them, or n - 1).
 
     `start` is the position of the first row in its text.
     """
-    log_p, log_q = log_softmax(reference), log_softmax(candidate)
+    log_p, log_q = reference.log_probabilities, candidate.log_probabilities
     divergence = np.sum(np.exp(log_p) * (log_p - log_q), axis=-1, dtype=np.float64)
     rows = np.arange(len(next_ids))
     return Comparison(
-        positions=len(reference),
+        positions=len(log_p),
         predicted=len(next_ids),
-        agreeing=int((reference.argmax(axis=-1) == candidate.argmax(axis=-1)).sum()),
+        agreeing=int((reference.logits.argmax(axis=-1) == candidate.logits.argmax(axis=-1)).sum()),
         kl=float(divergence.sum()),
         worst_kl=float(divergence.max()),
         worst_position=start + int(divergence.argmax()),
-        largest_difference=float(np.abs(reference - candidate).max()),
+        largest_difference=float(np.abs(reference.logits - candidate.logits).max()),
         reference_nll=float(-log_p[rows, next_ids].sum(dtype=np.float64)),
         candidate_nll=float(-log_q[rows, next_ids].sum(dtype=np.float64)),
         candidate_peak=float(log_q.max(axis=-1).sum(dtype=np.float64)),
-        uniform=float(-len(candidate) * np.log(candidate.shape[-1])),
+        uniform=float(-len(log_q) * np.log(log_q.shape[-1])),
     )

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qwenonnx.errors import NumericalError, UsageError
-from qwenonnx.evaluate.fidelity import CHUNK, FidelityReport, TextResult, measure_fidelity
+from qwenonnx.evaluate.fidelity import CHUNK, FidelityReport, TextResult, measure_candidates, measure_fidelity
 from qwenonnx.evaluate.metrics import Comparison, compare_logits, log_softmax
 from qwenonnx.evaluate.texts import EvaluationText
 
@@ -25,8 +25,10 @@ class Table:
     def __init__(self, logits: NDArray[np.float32]) -> None:
         self._logits = logits
         self.largest = 0
+        self.calls = 0
 
     def score(self, token_ids: Sequence[int], start: int) -> NDArray[np.float32]:
+        self.calls += 1
         self.largest = max(self.largest, len(token_ids))
         return self._logits[start : start + len(token_ids)]
 
@@ -132,6 +134,42 @@ def test_texts_are_compared_in_bounded_chunks() -> None:
     assert report.overall.predicted == length - 1
     assert report.overall.kl_mean == pytest.approx(whole.kl_mean, rel=1e-5)
     assert report.overall.perplexity == pytest.approx(whole.perplexity, rel=1e-5)
+
+
+def test_several_candidates_are_compared_with_one_run_of_the_reference() -> None:
+    texts = [EvaluationText("first", "some words of it" * 5), EvaluationText("second", "others")]
+    reference = Table(random_logits(100, 1))
+    candidates = {name: Table(random_logits(100, seed)) for seed, name in enumerate(("a", "b", "c"), start=2)}
+
+    reports = measure_candidates(reference, candidates, Letters(), texts)
+
+    assert reference.calls == candidates["a"].calls == 3  # 64 and 16 tokens, and 6
+    assert list(reports) == ["a", "b", "c"]
+    for name, candidate in candidates.items():
+        assert reports[name] == measure_fidelity(reference, candidate, Letters(), texts)
+    assert reports["a"] != reports["b"]
+
+
+def test_of_several_candidates_the_one_with_unusable_logits_is_named() -> None:
+    good, bad = Table(random_logits(20, 1)), Table(np.full((20, 300), np.nan, dtype=np.float32))
+    text = EvaluationText("text", "some words")
+
+    with pytest.raises(NumericalError, match=r"^int4: the model produced NaN or infinite logits\.$"):
+        measure_candidates(good, {"int8": good, "int4": bad}, Letters(), [text])
+    with pytest.raises(NumericalError, match=r"^the model produced"):
+        measure_fidelity(good, bad, Letters(), [text])
+
+
+def test_the_worst_position_is_found_with_its_text() -> None:
+    small = Comparison(positions=10, kl=5.0, worst_kl=0.6, worst_position=2)
+    large = Comparison(positions=10, kl=1.0, worst_kl=0.9, worst_position=7)
+
+    report = FidelityReport((TextResult("small", small), TextResult("large", large)))
+
+    assert report.worst.name == "small"
+    assert (report.worst_position.name, report.worst_position.comparison.worst_position) == ("large", 7)
+    values = report.to_json()
+    assert (values["worst_text"], values["kl_worst_text"], values["kl_worst_position"]) == ("small", "large", 7)
 
 
 def test_overall_weighs_every_position_the_same() -> None:
