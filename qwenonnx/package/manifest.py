@@ -6,7 +6,7 @@ import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qwenonnx.errors import PackageError
@@ -29,7 +29,15 @@ _FIELD_TYPES: Mapping[str, type] = {
     "versions": dict,
     "details": dict,
 }
-_ITEM_TYPES: Mapping[str, type] = {"end_token_ids": int, "inputs": str, "outputs": str, "versions": str}
+_OPTIONAL: Mapping[str, type] = {"model_file": str, "data_files": list}
+_ITEM_TYPES: Mapping[str, type] = {
+    "end_token_ids": int,
+    "inputs": str,
+    "outputs": str,
+    "versions": str,
+    "data_files": str,
+}
+GRAPHS = ("fused", "portable", "genai")
 # Categories of characters that a name on one line cannot hold: controls, halves of pairs, ends of lines.
 _NO_TEXT = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
@@ -47,8 +55,12 @@ class Manifest:
     """What a package is, where it comes from and what it is made of.
 
     It holds no times and no absolute paths, so equal inputs give equal bytes. `recipe` is how the linears are
-    stored (`fp32`, `int8`, …), `graph` the kind of graph (`fused`), `num_tokens` the rows of the vocabulary that
-    the tokenizer defines, and `details` the choices and measurements of the step that wrote the package.
+    stored (`fp32`, `int8`, …), `num_tokens` the rows of the vocabulary that the tokenizer defines, and `details` the
+    choices and measurements of the step that wrote the package.
+
+    `graph` is the kind of graph: `fused` (this program's own), `portable` (a growing cache with an attention mask, as
+    Optimum writes it) or `genai` (GroupQueryAttention with an attention mask). `model_file` and `data_files` are the
+    graph and its weights; other files of a folder that somebody else wrote are not listed.
     """
 
     model: str
@@ -63,6 +75,8 @@ class Manifest:
     versions: Mapping[str, str]
     details: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, FileEntry] = field(default_factory=dict)
+    model_file: str = MODEL_NAME
+    data_files: tuple[str, ...] = (DATA_NAME,)
     format: int = FORMAT
 
     def to_json(self) -> str:
@@ -95,8 +109,9 @@ class Manifest:
         try:
             _check_types(raw)
             files = {name: FileEntry(**entry) for name, entry in raw.pop("files").items()}
-            for name in ("end_token_ids", "inputs", "outputs"):
-                raw[name] = tuple(raw[name])
+            for name in ("end_token_ids", "inputs", "outputs", "data_files"):
+                if name in raw:
+                    raw[name] = tuple(raw[name])
             return cls(**raw, files=files)
         except (KeyError, TypeError, AttributeError) as error:
             raise PackageError(f"{path}: damaged manifest ({error}); export the package again.") from error
@@ -130,10 +145,13 @@ def clean_name(name: str) -> str:
 
 
 def _check_types(raw: Mapping[str, Any]) -> None:
-    for name, kind in _FIELD_TYPES.items():
+    present = {name: kind for name, kind in _OPTIONAL.items() if name in raw}
+    for name, kind in {**_FIELD_TYPES, **present}.items():
         if type(raw[name]) is not kind:
             raise TypeError(f"{name} is {raw[name]!r}")
     for name, kind in _ITEM_TYPES.items():
+        if name not in raw:
+            continue
         items = raw[name].values() if isinstance(raw[name], dict) else raw[name]
         if wrong := [item for item in items if type(item) is not kind]:
             raise TypeError(f"{name} has {wrong[0]!r}")
@@ -145,15 +163,22 @@ def _check_types(raw: Mapping[str, Any]) -> None:
     if wrong := [token_id for token_id in raw["end_token_ids"] if not 0 <= token_id < raw["num_tokens"]]:
         raise TypeError(f"end_token_ids has {wrong[0]}, but there are {raw['num_tokens']} tokens")
     for name, entry in raw["files"].items():
-        sound = Path(name).name == name and type(entry["bytes"]) is int and entry["bytes"] >= 0
+        sound = is_inside(name) and type(entry["bytes"]) is int and entry["bytes"] >= 0
         if not sound or not isinstance(entry["sha256"], str):
             raise TypeError(f"the entry of the file {name!r} is wrong")
 
 
-def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Sizes and sums of all files of a folder, by name."""
+def is_inside(name: str) -> bool:
+    """Whether the name of a file, with folders separated by `/`, cannot lead out of the package's folder."""
+    path = PurePosixPath(name)
+    return str(path) == name and name != "." and not path.is_absolute() and ".." not in path.parts
+
+
+def describe_files(folder: Path, names: Sequence[str] | None = None) -> dict[str, FileEntry]:
+    """Sizes and sums of files of a folder, by name: of `names`, or of all that lie in it."""
+    if names is None:
+        names = [path.name for path in folder.iterdir() if path.is_file() and path.name != MANIFEST_NAME]
     return {
-        path.name: FileEntry(bytes=path.stat().st_size, sha256=sha256_file(path))
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != MANIFEST_NAME
+        name: FileEntry(bytes=(folder / name).stat().st_size, sha256=sha256_file(folder / name))
+        for name in sorted(names)
     }

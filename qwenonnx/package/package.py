@@ -10,9 +10,9 @@ from typing import Any
 from qwenonnx.config import ModelConfig
 from qwenonnx.errors import PackageError
 from qwenonnx.files import Progress, is_utf8, printable, sha256_file
-from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME, Manifest
+from qwenonnx.package.manifest import Manifest
 
-_REQUIRED = (MODEL_NAME, DATA_NAME, "config.json", "tokenizer.json", "tokenizer_config.json")
+_REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 # Files up to this size are checked by their sum on every opening; larger ones by their size only.
 SMALL_FILE = 16 << 20
@@ -30,12 +30,12 @@ class Package:
     @property
     def model_path(self) -> Path:
         """The graph."""
-        return self.folder / MODEL_NAME
+        return self.folder / self.manifest.model_file
 
     @property
-    def data_path(self) -> Path:
-        """The weights."""
-        return self.folder / DATA_NAME
+    def data_paths(self) -> tuple[Path, ...]:
+        """The files of weights beside the graph; none where it holds them itself."""
+        return tuple(self.folder / name for name in self.manifest.data_files)
 
     @property
     def bytes(self) -> int:
@@ -52,7 +52,7 @@ class Package:
         if not is_utf8(folder):  # ONNX Runtime takes paths as text
             raise PackageError(f"{printable(folder)}: this path is not UTF-8; rename the folder.")
         manifest = Manifest.read(folder)
-        for name in _REQUIRED:
+        for name in (manifest.model_file, *manifest.data_files, *_REQUIRED):
             if name not in manifest.files:
                 raise PackageError(f"{folder}: its manifest does not list {name}; make the package again.")
         for name, entry in manifest.files.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,10 @@ from qwenonnx.package.manifest import DATA_NAME, MANIFEST_NAME, MODEL_NAME, File
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 # Written beside a package by other commands, and safe to lose when it is made anew.
 EXPENDABLE = frozenset({MANIFEST_NAME, "qwenonnx.tune.json"})
+
+
+# The entry in the details of a manifest that was written into somebody else's folder.
+ADOPTED = "adopted"
 
 
 def check_target(target: Path) -> None:
@@ -53,10 +57,18 @@ def check_target(target: Path) -> None:
 
 
 def _package_files(folder: Path) -> set[str]:
+    """Names of the files that this program wrote there.
+
+    Raises:
+        PackageError: somebody else wrote them, and only the manifest is this program's.
+    """
     try:
-        return set(Manifest.read(folder).files)
+        manifest = Manifest.read(folder)
+        if ADOPTED not in manifest.details:
+            return set(manifest.files)
     except PackageError:  # a damaged package, or another version's, may be made anew where it is
         return {MODEL_NAME, DATA_NAME, *TEXT_FILES}
+    raise PackageError(f"{folder}: an adopted package, whose files are not replaced; choose another folder with -o.")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -70,9 +82,9 @@ def compact_json(path: Path) -> None:
     write_text(path, json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
-def finish_package(folder: Path, manifest: Manifest) -> Manifest:
-    """Sums all files of `folder` and writes the manifest; returns it as written."""
-    files: dict[str, FileEntry] = describe_files(folder)
+def finish_package(folder: Path, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
+    """Sums files of `folder` (all of them, or `names`) and writes the manifest; returns it as written."""
+    files: dict[str, FileEntry] = describe_files(folder, names)
     complete = replace(manifest, files=files)
     write_text(folder / MANIFEST_NAME, complete.to_json())
     return complete

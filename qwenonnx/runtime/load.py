@@ -34,21 +34,22 @@ def load_runner(
         raise UsageError(
             f"a context of {context_length:,} tokens is too long: this model's is {package.config.context_length:,}."
         )
-    _check_data_link(package)
+    _check_data_links(package)
     runner = FusedRunner(
         package.model_path, package.config, session, num_slots=num_slots, context_length=context_length
     )
     # The head was read once to be rearranged; as the embedding, only single rows of it are needed from now on.
-    release_file_pages(package.data_path)
+    for path in package.data_paths:
+        release_file_pages(path)
     return runner
 
 
-def _check_data_link(package: Package) -> None:
+def _check_data_links(package: Package) -> None:
     """Onnxruntime reads weights only from below the model file's folder, be it the link's or the real one."""
-    data = package.data_path
-    real = data.resolve()
-    if not any(real.is_relative_to(path.resolve().parent) for path in (package.model_path, package.folder / "_")):
-        raise PackageError(
-            f"{data}: this is a symbolic link to {real}, which onnxruntime refuses to follow; put the file itself "
-            "there, or link the whole folder."
-        )
+    for data in package.data_paths:
+        real = data.resolve()
+        if not any(real.is_relative_to(path.resolve().parent) for path in (package.model_path, package.folder / "_")):
+            raise PackageError(
+                f"{data}: this is a symbolic link to {real}, which onnxruntime refuses to follow; put the file itself "
+                "there, or link the whole folder."
+            )

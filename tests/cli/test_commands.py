@@ -41,7 +41,9 @@ def test_from_checkpoint_to_chat(tiny_checkpoint: Path, tmp_path: Path) -> None:
     assert "MatMulIntegerToFloat" in inspected.stdout
     assert "all files match their sums" in inspected.stdout
     assert [line.split()[0] for line in evaluated.stdout.splitlines() if line][-2:] == ["overall", "worst"]
-    assert len(evaluated.stdout.splitlines()) == len(bundled_texts()) + 4  # headings, overall, an empty line, worst places
+    assert (
+        len(evaluated.stdout.splitlines()) == len(bundled_texts()) + 4
+    )  # headings, overall, an empty line, worst places
     assert "3 + 4" in measured.stdout
     assert "20 + 4" in measured.stdout
     assert answered.stdout.endswith("\n")

@@ -64,7 +64,7 @@ def copy(tiny_int8: Package, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_data_that_was_damaged_since_the_package_was_opened_is_refused(damage: Damage, copy: Path) -> None:
     package = Package.open(copy)
-    damage(package.data_path)
+    damage(package.data_paths[0])
 
     with pytest.raises(PackageError, match=r"int8/model\.onnx\.data: the content does not match its sum"):
         load_model(package, ONE_THREAD)
@@ -79,7 +79,7 @@ def test_a_damaged_file_explains_what_fails_because_of_it(copy: Path, monkeypatc
     with pytest.raises(PackageError, match="something obscure"):
         load_model(package, ONE_THREAD)
 
-    flip_a_sign(package.data_path)
+    flip_a_sign(package.data_paths[0])
 
     with pytest.raises(PackageError, match="does not match its sum"):
         load_model(package, ONE_THREAD)

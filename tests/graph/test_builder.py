@@ -35,7 +35,7 @@ def test_weights_are_aligned_and_do_not_overlap(tiny_fp32: Package, tiny_int8: P
             assert offset % ALIGNMENT == 0
             assert end <= offset < end + ALIGNMENT
             end = offset + length
-        assert end == package.data_path.stat().st_size
+        assert end == package.data_paths[0].stat().st_size
 
 
 def test_a_tied_matrix_is_stored_once(tmp_path: Path) -> None:

@@ -164,6 +164,11 @@ def test_a_format_from_the_future_is_refused_with_both_numbers(folder: Path) -> 
         ("files", {"model.onnx": {"bytes": "12", "sha256": "00"}}),
         ("files", {"model.onnx": {"bytes": 12}}),
         ("files", {"../other/model.onnx": {"bytes": 12, "sha256": "00"}}),
+        ("files", {"/model.onnx": {"bytes": 12, "sha256": "00"}}),
+        ("files", {"onnx//model.onnx": {"bytes": 12, "sha256": "00"}}),
+        ("model_file", 3),
+        ("data_files", "model.onnx.data"),
+        ("data_files", [1]),
     ],
 )
 def test_a_wrong_field_of_the_manifest_is_refused(field: str, value: object, folder: Path) -> None:
@@ -189,6 +194,29 @@ def test_a_manifest_does_not_promise_more_than_the_model_has(field: str, folder:
 
     with pytest.raises(PackageError, match=r"1,000,000,000.*, more than the 512 and 2,048 of config\.json"):
         Package.open(folder)
+
+
+def test_a_manifest_without_names_of_graph_and_weights_has_the_usual_ones(folder: Path) -> None:
+    edit_manifest(folder, lambda manifest: (manifest.pop("model_file"), manifest.pop("data_files")))
+
+    package = Package.open(folder)
+    assert package.model_path == folder / "model.onnx"
+    assert package.data_paths == (folder / "model.onnx.data",)
+
+
+def test_graph_and_weights_may_lie_in_a_folder_of_the_package(folder: Path) -> None:
+    (folder / "onnx").mkdir()
+    for name in ("model.onnx", "model.onnx.data"):
+        (folder / name).rename(folder / "onnx" / name)
+
+    def move(manifest: dict[str, Any]) -> None:
+        manifest.update(model_file="onnx/model.onnx", data_files=["onnx/model.onnx.data"])
+        manifest["files"] = {
+            f"onnx/{name}" if name.startswith("model") else name: entry for name, entry in manifest["files"].items()
+        }
+
+    edit_manifest(folder, move)
+    assert package_runner(Package.open(folder)).prefill(0, TOKENS, 0).shape == (512,)
 
 
 def test_a_recipe_of_another_version_is_accepted(folder: Path) -> None:

@@ -12,7 +12,7 @@ from packages import contents
 from qwenonnx.errors import PackageError
 from qwenonnx.package.manifest import clean_name
 from qwenonnx.package.package import Package
-from qwenonnx.package.writer import check_target, compact_json
+from qwenonnx.package.writer import ADOPTED, check_target, compact_json
 
 
 def test_a_new_place_an_empty_folder_and_an_old_package_are_taken(tiny_fp32: Package, tmp_path: Path) -> None:
@@ -108,3 +108,14 @@ def test_compacting_keeps_the_content(tmp_path: Path) -> None:
 
     assert json.loads(path.read_text(encoding="utf-8")) == value
     assert path.read_text(encoding="utf-8") == '{"vocab":{"a b":1,"é模":2},"merges":[["a"," "],["\\n","x"]]}\n'
+
+
+def test_an_adopted_package_is_never_replaced(tiny_fp32: Package, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_fp32.folder, tmp_path / "adopted")
+    path = folder / "qwenonnx.json"
+    manifest = json.loads(path.read_text())
+    manifest["details"][ADOPTED] = True
+    path.write_text(json.dumps(manifest))
+
+    with pytest.raises(PackageError, match="an adopted package, whose files are not replaced"):
+        check_target(folder)

@@ -63,7 +63,7 @@ def test_the_package_says_what_it_is(tiny_fp32: Package, tiny_int8: Package) -> 
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (tiny_int8.folder / name).read_bytes() == (tiny_fp32.folder / name).read_bytes()
     # fp32 tables are much of so small a model; the weights alone are a quarter.
-    assert tiny_int8.data_path.stat().st_size < 0.6 * tiny_fp32.data_path.stat().st_size
+    assert tiny_int8.data_paths[0].stat().st_size < 0.6 * tiny_fp32.data_paths[0].stat().st_size
 
 
 def test_quantizing_twice_gives_the_same_bytes(source: Package, tmp_path: Path) -> None:
