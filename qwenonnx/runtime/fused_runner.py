@@ -48,6 +48,11 @@ class FusedRunner:
         return self._slab.slots
 
     @property
+    def max_batch(self) -> int:
+        """Rows that can run in one step."""
+        return self._slab.slots
+
+    @property
     def context_length(self) -> int:
         """Tokens that one row can hold."""
         return self._slab.capacity

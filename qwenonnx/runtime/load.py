@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qwenonnx.errors import PackageError, UsageError
 from qwenonnx.package.package import Package
 from qwenonnx.runtime.fused_runner import FusedRunner
+from qwenonnx.runtime.genai_runner import GenaiRunner
 from qwenonnx.runtime.memory import release_file_pages
+from qwenonnx.runtime.portable_runner import PortableRunner
 from qwenonnx.runtime.session import SessionConfig
 
 
@@ -17,16 +20,25 @@ def session_config(threads: int | None = None) -> SessionConfig:
     return config if threads is None else replace(config, threads=threads)
 
 
+PackageRunner = FusedRunner | PortableRunner | GenaiRunner
+_RUNNERS: Mapping[str, type[FusedRunner] | type[PortableRunner] | type[GenaiRunner]] = {
+    "fused": FusedRunner,
+    "portable": PortableRunner,
+    "genai": GenaiRunner,
+}
+
+
 def load_runner(
     package: Package, session: SessionConfig, *, context_length: int | None = None, num_slots: int = 1
-) -> FusedRunner:
+) -> PackageRunner:
     """Loads a package's graph with a KV cache of `num_slots` rows of `context_length` tokens (default: the model's).
 
     Raises:
         PackageError: the package has a graph that this version cannot run, or onnxruntime cannot load it.
         UsageError: the context is longer than the model's.
     """
-    if package.manifest.graph != "fused":
+    kind = _RUNNERS.get(package.manifest.graph)
+    if kind is None:
         raise PackageError(
             f"{package.folder}: its graph is of the kind {package.manifest.graph!r}, which this version cannot run."
         )
@@ -35,9 +47,7 @@ def load_runner(
             f"a context of {context_length:,} tokens is too long: this model's is {package.config.context_length:,}."
         )
     _check_data_links(package)
-    runner = FusedRunner(
-        package.model_path, package.config, session, num_slots=num_slots, context_length=context_length
-    )
+    runner = kind(package.model_path, package.config, session, num_slots=num_slots, context_length=context_length)
     # The head was read once to be rearranged; as the embedding, only single rows of it are needed from now on.
     for path in package.data_paths:
         release_file_pages(path)
