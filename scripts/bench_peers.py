@@ -57,22 +57,24 @@ class Worker:
         self._process.wait(timeout=60)
 
 
-def prompt_ids(length: int, seed: int) -> list[int]:
+def prompt_ids(length: int, seed: int, vocabulary: int) -> list[int]:
     """Token ids without meaning, other ones for each seed, so that no cache helps anybody."""
     import random
 
     generator = random.Random(seed)
-    return [generator.randrange(100_000) for _ in range(length)]
+    return [generator.randrange(vocabulary) for _ in range(length)]
 
 
-def measure(workers: list[Worker], lengths: list[int], new_tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """A row per engine and prompt length."""
+def measure(
+    workers: list[Worker], lengths: list[int], new_tokens: int, repeats: int, vocabulary: int = 100_000
+) -> list[dict[str, Any]]:
+    """A row per engine and prompt length; prompts are of ids below `vocabulary`."""
     times: dict[tuple[str, int], list[dict[str, float]]] = {}
     for repeat in range(repeats + 1):
         for length in lengths:
             shift = repeat % len(workers)
             for worker in workers[shift:] + workers[:shift]:
-                answer = worker.run(prompt_ids(length, 1000 * repeat + length), new_tokens)
+                answer = worker.run(prompt_ids(length, 1000 * repeat + length, vocabulary), new_tokens)
                 if repeat:  # the first round warms up
                     times.setdefault((worker.name, length), []).append(answer)
     rows = []

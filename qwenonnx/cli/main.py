@@ -21,6 +21,7 @@ from qwenonnx.cli.inspect import inspect
 from qwenonnx.cli.pull import pull
 from qwenonnx.cli.quantize import quantize
 from qwenonnx.cli.serve import serve
+from qwenonnx.cli.verify import verify
 from qwenonnx.errors import QwenonnxError, UsageError
 
 EXIT_FAILED = 1
@@ -86,6 +87,7 @@ app.command(cls=Command)(pull)
 app.command(cls=Command)(export)
 app.command(cls=Command)(quantize)
 app.command("eval", cls=Command)(evaluate)
+app.command(cls=Command)(verify)
 app.command(cls=Command)(serve)
 app.command(cls=Command)(chat)
 app.command(cls=Command)(bench)

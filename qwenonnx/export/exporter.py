@@ -7,19 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 from qwenonnx.checkpoint.base import Checkpoint
-from qwenonnx.export.template import check_chat_template
-from qwenonnx.export.verify import SAMPLE_TEXT, verify_export
+from qwenonnx.export.parts import fp32_manifest, write_text_files
+from qwenonnx.export.verify import SAMPLE_TEXT, SAMPLE_TOKENS, verify_export
 from qwenonnx.files import Progress, require_space, staged_folder
 from qwenonnx.graph.builder import GraphBuilder
 from qwenonnx.graph.decoder import write_decoder
 from qwenonnx.graph.linear import FloatLinears
 from qwenonnx.graph.names import STEP_INPUTS, past_names, present_names
 from qwenonnx.graph.weights import WatchedWeights, fp32_bytes
-from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME, Manifest, clean_name
+from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME
 from qwenonnx.package.package import Package
-from qwenonnx.package.writer import check_target, compact_json, finish_package, tool_versions, write_json
+from qwenonnx.package.writer import check_target, finish_package
+from qwenonnx.runtime.fused_runner import FusedRunner
 from qwenonnx.runtime.session import SessionConfig
-from qwenonnx.text.tokenizer import Tokenizer, end_token_ids
 
 # Room for what is not weights: tables, tokenizer, the model file.
 SPARE_BYTES = 64 << 20
@@ -47,39 +47,24 @@ def export_checkpoint(
     check_target(target)
     require_space(target, fp32_bytes(config) + SPARE_BYTES)
     with staged_folder(target) as folder:
-        checkpoint.write_tokenizer(folder)
-        compact_json(folder / "tokenizer.json")
-        write_json(folder / "config.json", checkpoint.hf_config)
-        write_json(folder / "generation_config.json", checkpoint.generation_config)
-        tokenizer = Tokenizer.load(folder)
-        check_chat_template(folder, tokenizer)
+        tokenizer = write_text_files(checkpoint, folder)
         weights = WatchedWeights(checkpoint, config, stage("writing the graph"))
         with GraphBuilder(folder / MODEL_NAME, folder / DATA_NAME) as g:
             write_decoder(g, config, weights, FloatLinears())
             g.save("qwen2", {"recipe": "fp32"})
-        sample = tokenizer.encode(SAMPLE_TEXT)
         watched = WatchedWeights(checkpoint, config, stage("checking the graph"))
-        verification = verify_export(
-            folder / MODEL_NAME,
-            config,
-            watched,
-            [min(token, config.vocab_size - 1) for token in sample],
-            SessionConfig.for_one_run(),
-        )
+        runner = FusedRunner(folder / MODEL_NAME, config, SessionConfig.for_one_run(), context_length=SAMPLE_TOKENS)
+        verification = verify_export(runner, folder, config, watched, tokenizer.encode(SAMPLE_TEXT))
         stage("summing the files")
         finish_package(
             folder,
-            Manifest(
-                model=clean_name(model),
+            fp32_manifest(
+                checkpoint,
+                tokenizer,
+                model=model,
                 graph="fused",
-                recipe="fp32",
-                context_length=config.context_length,
-                num_tokens=tokenizer.num_tokens,
-                end_token_ids=tuple(sorted(end_token_ids(tokenizer, checkpoint.generation_config))),
                 inputs=(*STEP_INPUTS, *past_names(config)),
                 outputs=("logits", *present_names(config)),
-                source=asdict(checkpoint.source()),
-                versions=tool_versions(),
                 details={"exporter": "fused", "verification": asdict(verification)},
             ),
         )

@@ -11,11 +11,10 @@ import numpy as np
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.errors import NumericalError, VerificationError
+from qwenonnx.evaluate.fidelity import Scorer
 from qwenonnx.evaluate.metrics import compare_logits
 from qwenonnx.export.reference import reference_logits
 from qwenonnx.graph.weights import Weights
-from qwenonnx.runtime.fused_runner import FusedRunner
-from qwenonnx.runtime.session import SessionConfig
 
 SAMPLE_TEXT = (
     "def fibonacci(n: int) -> list[int]:\n    values = [0, 1]\n    while len(values) < n:\n"
@@ -38,16 +37,17 @@ class Verification:
 
 
 def verify_export(
-    model_path: Path, config: ModelConfig, weights: Weights, token_ids: Sequence[int], session: SessionConfig
+    runner: Scorer, where: Path, config: ModelConfig, weights: Weights, token_ids: Sequence[int]
 ) -> Verification:
-    """Runs the graph and the numpy reference over `token_ids`, whole and in chunks.
+    """Runs the graph and the numpy reference over up to 64 of `token_ids`, whole and in chunks.
+
+    `where` is the folder that messages name.
 
     Raises:
         VerificationError: logits are NaN, flat, or differ by more than rounding.
     """
-    ids = list(token_ids)[: min(SAMPLE_TOKENS, config.context_length)]
+    ids = [min(token, config.vocab_size - 1) for token in token_ids][: min(SAMPLE_TOKENS, config.context_length)]
     expected = reference_logits(config, weights, ids)
-    runner = FusedRunner(model_path, config, session, context_length=SAMPLE_TOKENS)
     whole = runner.score(ids, 0)
     cuts = [0, *(cut for cut in (5, 12, 13) if cut < len(ids)), len(ids)]
     chunks = [runner.score(ids[a:b], a) for a, b in itertools.pairwise(cuts)]
@@ -56,7 +56,7 @@ def verify_export(
         comparison = compare_logits(expected, whole, np.asarray(ids[1:]))
         pieces = compare_logits(whole, chunked, np.asarray(ids[1:]))
     except NumericalError as error:
-        raise VerificationError(f"{model_path.parent}: the exported graph fails its check: {error}") from error
+        raise VerificationError(f"{where}: the exported graph fails its check: {error}") from error
     result = Verification(
         positions=comparison.positions,
         max_logit_difference=comparison.largest_difference,
@@ -73,7 +73,7 @@ def verify_export(
         problem = "a text gives other results in chunks than at once, so the KV cache is wrong"
     if problem:
         raise VerificationError(
-            f"{model_path.parent}: the exported graph fails its check: {problem} (largest logit difference "
+            f"{where}: the exported graph fails its check: {problem} (largest logit difference "
             f"{result.max_logit_difference:.2e}, in chunks {result.chunked_difference:.2e}, same top token at "
             f"{result.top1_agreement:.1%} of {result.positions} positions, mean KL {result.kl_mean:.2e})."
         )

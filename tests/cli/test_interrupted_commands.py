@@ -12,11 +12,11 @@ from packages import names
 
 SCRIPT = """
 import os, sys
-import qwenonnx.export.exporter as exporter
+import qwenonnx.export.parts as parts
 from qwenonnx.cli.main import main
 
 number = int(sys.argv.pop(1))
-exporter.check_chat_template = lambda folder, tokenizer: os.kill(os.getpid(), number)
+parts.check_chat_template = lambda folder, tokenizer: os.kill(os.getpid(), number)
 main()
 """
 """Runs a command that gets a signal in the middle of an export."""

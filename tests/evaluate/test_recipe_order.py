@@ -9,7 +9,8 @@ from packages import no_progress, package_runner, quantize
 from qwenonnx.evaluate.fidelity import measure_candidates
 from qwenonnx.evaluate.texts import bundled_texts
 from qwenonnx.package.package import Package
-from qwenonnx.quantize.quantizer import QuantizeOptions, quantize_package
+from qwenonnx.quantize.options import QuantizeOptions
+from qwenonnx.quantize.quantizer import quantize_package
 from qwenonnx.text.tokenizer import Tokenizer
 
 
