@@ -16,6 +16,7 @@ from qwenonnx.errors import InvalidRequestError, QwenonnxError
 from qwenonnx.server.config import ServeConfig
 from qwenonnx.server.errors import ClientDisconnectedError, error_response
 from qwenonnx.server.middleware import ApiKeys, Guard, OriginForm, RequestId
+from qwenonnx.server.page_routes import build_page_routes
 from qwenonnx.server.routes import build_routes
 from qwenonnx.server.served import Served
 from qwenonnx.server.service import Service
@@ -46,6 +47,7 @@ def create_app(load: Callable[[], Served], config: ServeConfig) -> FastAPI:
     )
     app.state.service = service
     app.include_router(build_routes(service))
+    app.include_router(build_page_routes())
     app.add_exception_handler(QwenonnxError, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
