@@ -21,8 +21,7 @@ import numpy as np
 from qwenonnx.engine.load import LoadedModel, load_model
 from qwenonnx.engine.request import Delta, Failed, Finished, GenerationRequest
 from qwenonnx.package.package import Package
-from qwenonnx.runtime.fused_runner import FusedRunner
-from qwenonnx.runtime.load import load_runner, session_config
+from qwenonnx.runtime.load import PackageRunner, load_runner, session_config
 from qwenonnx.text.tokenizer import end_token_ids
 
 PROMPTS = Path(__file__).parents[1] / "tests" / "data" / "greedy_prompts.json"
@@ -60,7 +59,7 @@ def answer_ids(model: LoadedModel, prompt: Sequence[int], count: int) -> tuple[l
 
 
 def parting(
-    reference: FusedRunner, prompt: Sequence[int], answer: Sequence[int], ends: frozenset[int], num_tokens: int
+    reference: PackageRunner, prompt: Sequence[int], answer: Sequence[int], ends: frozenset[int], num_tokens: int
 ) -> tuple[int, int, float] | None:
     """Where the reference's greedy answer parts from `answer`, with which token and margin; None where it does not.
 
@@ -74,7 +73,7 @@ def parting(
     return None
 
 
-def compare(model: LoadedModel, reference: FusedRunner, prompts: Sequence[str], count: int) -> list[Answered]:
+def compare(model: LoadedModel, reference: PackageRunner, prompts: Sequence[str], count: int) -> list[Answered]:
     """Asks all questions."""
     tokenizer = model.tokenizer
     ends = frozenset(end_token_ids(tokenizer, model.package.generation_config))

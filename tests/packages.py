@@ -23,7 +23,7 @@ from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME
 from qwenonnx.package.package import Package
 from qwenonnx.quantize.quantizer import quantize_package
 from qwenonnx.runtime.fused_runner import FusedRunner
-from qwenonnx.runtime.load import load_runner
+from qwenonnx.runtime.load import PackageRunner, load_runner
 from qwenonnx.runtime.session import SessionConfig
 
 ONE_THREAD = SessionConfig(threads=1)
@@ -61,7 +61,7 @@ def graph_runner(model_path: Path, config: ModelConfig, *, slots: int = 1, conte
     return FusedRunner(model_path, config, ONE_THREAD, num_slots=slots, context_length=context)
 
 
-def package_runner(package: Package, *, slots: int = 1, context: int = 128) -> FusedRunner:
+def package_runner(package: Package, *, slots: int = 1, context: int = 128) -> PackageRunner:
     """Loads a package."""
     return load_runner(package, ONE_THREAD, num_slots=slots, context_length=context)
 

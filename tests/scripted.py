@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,9 +54,14 @@ class ScriptedRunner:
         self.prefill_calls: list[tuple[int, tuple[int, ...], int]] = []
         self.decode_calls: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.num_cancels = 0
+        self.moves: list[tuple[str | int, ...]] = []
 
     @property
     def num_slots(self) -> int:
+        return self._num_slots
+
+    @property
+    def max_batch(self) -> int:
         return self._num_slots
 
     @property
@@ -98,6 +103,29 @@ class ScriptedRunner:
         self.decode_calls.append((tuple(token_ids), tuple(starts)))
         self._pass_time()
         return np.stack([self._logits(slot) for slot in range(len(token_ids))])
+
+    def score(self, token_ids: Sequence[int], start: int, slot: int = 0) -> NDArray[np.float32]:
+        rows = [np.full(self._vocab_size, float(token_id % 7), dtype=np.float32) for token_id in token_ids]
+        rows[-1] = self.prefill(slot, token_ids, start)
+        return np.stack(rows)
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        if length > len(self._rows[source]):
+            raise ValueError(f"{length} tokens of a row of {len(self._rows[source])}")
+        self._rows[target] = self._rows[source][:length]
+        self.moves.append(("copy", source, target, length))
+
+    def swap_rows(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        if len(self._rows[first]) < first_length or len(self._rows[second]) < second_length:
+            raise ValueError("rows hold less than is to be exchanged")
+        lists: tuple[list[Any], ...] = (self._rows, self._prompt_lengths, self._outputs)
+        for values in lists:
+            values[first], values[second] = values[second], values[first]
+        del self._rows[first][second_length:], self._rows[second][first_length:]
+        self.moves.append(("swap", first, second, first_length, second_length))
+
+    def release_row(self, slot: int, keep: int) -> None:
+        del self._rows[slot][keep:]
 
     def cancel(self) -> None:
         self.num_cancels += 1

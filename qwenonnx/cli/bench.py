@@ -51,7 +51,7 @@ def bench(
 
     from qwenonnx.bench.measure import Workload, measure
     from qwenonnx.bench.speedup import Int8Flags, Speedup, short_workload, slowness_warning
-    from qwenonnx.engine.engine import EngineConfig
+    from qwenonnx.engine.config import EngineConfig
     from qwenonnx.engine.load import load_model
     from qwenonnx.runtime.cpu import cpu_info
     from qwenonnx.runtime.load import session_config
@@ -64,7 +64,7 @@ def bench(
         raise UsageError(f"{longest:,} tokens are more than this model's context of {opened.config.context_length:,}.")
     origin = _source_of(opened, source) if compare else None
     session = session_config(threads)
-    engine = EngineConfig(prefill_chunk=prefill_chunk)
+    engine = EngineConfig.for_one(prefill_chunk)
     speedup: Speedup | None = None
     with Stages(quiet=quiet) as stages:
         stages.begin("loading the package")

@@ -53,10 +53,11 @@ def open_backend(target: str, settings: ChatSettings) -> Iterator[ChatBackend]:
     if _ADDRESS.match(target) and not folder.exists():
         raise UsageError(f"{target}: no such folder; did you mean http://{target}?")
     from qwenonnx.cli.packages import open_package
+    from qwenonnx.engine.config import EngineConfig
     from qwenonnx.engine.load import load_model
     from qwenonnx.runtime.load import session_config
 
-    model = load_model(open_package(folder), session_config(settings.threads))
+    model = load_model(open_package(folder), session_config(settings.threads), engine=EngineConfig.for_one())
     model.engine.start()
     try:
         yield PackageBackend(model, settings)

@@ -6,14 +6,17 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from qwenonnx.engine.config import EngineConfig
 from qwenonnx.engine.event_streams import AsyncEventStream, EventStream
 from qwenonnx.engine.request import Event, GenerationRequest
+from qwenonnx.engine.rows import pages
 from qwenonnx.engine.runner import ModelRunner
-from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, Step
+from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, SchedulerConfig, Step
 from qwenonnx.engine.sequence import Sequence
+from qwenonnx.engine.steps import StepRunner
 from qwenonnx.errors import (
     ContextLengthError,
     EngineError,
@@ -27,14 +30,6 @@ logger = logging.getLogger(__name__)
 
 # All stop strings of a request together; more than any client needs, and it bounds the matcher's memory.
 MAX_STOP_CHARACTERS = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How the engine shares the model: tokens of a prompt that run at once, and requests that may wait."""
-
-    prefill_chunk: int = 256
-    max_queue: int = 64
 
 
 class Ticket:
@@ -53,11 +48,11 @@ class Ticket:
 
 
 class Engine:
-    """Serves generation requests with one model, one after the other, on a thread of its own.
+    """Serves generation requests with one model, many at a time, on a thread of its own.
 
     A request's events go to its sink in order and end with exactly one `Finished` or `Failed`. A request that
-    fails takes no other with it. Keys and values of the last request stay, so that a prompt that begins like
-    it runs only what differs; at least the last token always runs.
+    fails takes no other with it. Keys and values of ended requests stay, so that a prompt that begins like one of
+    them runs only what differs; at least the last two tokens always run.
 
     Memory for slow readers is bounded by the answer itself: the engine never waits for a reader, and a
     request has at most `max_tokens + 2` small events.
@@ -73,16 +68,37 @@ class Engine:
     ) -> None:
         """`end_ids` None takes those that the tokenizer alone tells; see `end_token_ids`."""
         self._runner = runner
+        self._steps = StepRunner(runner)
         self._tokenizer = tokenizer
         self._config = config or EngineConfig()
         self._end_ids = end_token_ids(tokenizer, {}) if end_ids is None else end_ids
-        self._scheduler = Scheduler(prefill_chunk=self._config.prefill_chunk, max_queue=self._config.max_queue)
+        most = runner.num_slots * pages(runner.context_length)
+        kv_tokens = min(most, self._config.kv_tokens or most)
+        # One request alone always has room, so that nobody waits for ever.
+        self._context_length = min(runner.context_length, kv_tokens)
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                prefill_chunk=self._config.prefill_chunk,
+                max_queue=self._config.max_queue,
+                max_running=max(1, min(self._config.max_running, runner.max_batch, runner.num_slots)),
+                num_rows=runner.num_slots,
+                kv_tokens=pages(kv_tokens),
+                max_step_delay=self._config.max_step_delay,
+            )
+        )
         self._wake = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
-        # Guards that a cancellation interrupts the prefill of its own request only.
-        self._prefill_lock = threading.RLock()
-        self._prefilling: Sequence | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that one request can have, prompt and output together."""
+        return self._context_length
+
+    @property
+    def max_running(self) -> int:
+        """Requests that run at once."""
+        return self._scheduler.max_running
 
     @property
     def num_running(self) -> int:
@@ -123,9 +139,7 @@ class Engine:
             self._closing = True
             self._wake.notify_all()
             thread = self._thread
-        with self._prefill_lock:
-            if self._prefilling is not None:
-                self._runner.cancel()
+        self._steps.interrupt()
         if thread is None:
             self._end_all()
         elif thread is not threading.current_thread():
@@ -145,7 +159,7 @@ class Engine:
             request,
             sink,
             self._tokenizer,
-            context_length=self._runner.context_length,
+            context_length=self._context_length,
             end_ids=self._end_ids,
         )
         with self._wake:
@@ -187,8 +201,8 @@ class Engine:
             raise InvalidRequestError(
                 f"The prompt holds a token id outside of 0..{self._runner.vocab_size - 1}.", param="prompt"
             )
-        if len(request.prompt_ids) >= self._runner.context_length:
-            raise ContextLengthError(len(request.prompt_ids), self._runner.context_length)
+        if len(request.prompt_ids) >= self._context_length:
+            raise ContextLengthError(len(request.prompt_ids), self._context_length)
         if request.max_tokens is not None and request.max_tokens < 1:
             raise InvalidRequestError(
                 f"max_tokens must be at least 1, but it is {request.max_tokens}.", param="max_tokens"
@@ -201,9 +215,7 @@ class Engine:
     def _cancel(self, sequence: Sequence) -> None:
         # No need to wake the thread: it sleeps only when no request is left.
         sequence.cancel_requested = True
-        with self._prefill_lock:
-            if self._prefilling is sequence:
-                self._runner.cancel()
+        self._steps.interrupt(sequence)
 
     def _run(self) -> None:
         try:
@@ -215,8 +227,11 @@ class Engine:
                         return
                     dropped = self._scheduler.drop_cancelled()
                     step = self._scheduler.schedule()
+                    moves = self._scheduler.take_moves()
                 for sequence in dropped:
                     sequence.finish("cancelled")
+                for move in moves:
+                    self._steps.move(move)
                 if step is not None:
                     self._execute(step)
         finally:
@@ -240,22 +255,21 @@ class Engine:
                     self._scheduler.remove(sequence)
 
     def _prefill(self, chunk: PrefillChunk) -> None:
-        with self._prefill_lock:
-            self._prefilling = chunk.sequence
-        try:
-            logits = self._runner.prefill(chunk.sequence.slot, chunk.token_ids, chunk.start)
-        finally:
-            with self._prefill_lock:
-                self._prefilling = None
-        self._scheduler.computed(chunk)
-        if chunk.is_last:
+        began = time.perf_counter()
+        logits = self._steps.prefill(chunk)
+        with self._wake:
+            self._scheduler.computed(chunk, time.perf_counter() - began)
+        if chunk.is_last and not chunk.sequence.num_output:  # else it was preempted, and has its next token already
             chunk.sequence.advance(logits)
 
     def _decode(self, step: DecodeStep) -> None:
-        rows = self._runner.decode(step.token_ids, step.starts)
-        self._scheduler.computed(step)
+        rows = self._steps.decode(step)
+        with self._wake:
+            self._scheduler.computed(step)
         for sequence, logits in zip(step.sequences, rows, strict=True):
             try:
+                if isinstance(logits, EngineError):
+                    raise logits
                 sequence.advance(logits)
             except EngineError as error:  # of this row alone
                 sequence.fail(error)

@@ -17,6 +17,11 @@ class GenerationRequest:
 
     `max_tokens = None` means up to the end of the context; larger values are clamped to it.
     `ignore_eos` keeps going past end-of-text tokens; `min_tokens` bans them until that many tokens are out.
+    `stop_token_ids` end the answer as end-of-text tokens do, whatever `ignore_eos` says. `include_stop` keeps the
+    stop string that was met in the text.
+
+    `logprobs` asks for the log-probabilities of the tokens of the answer, with so many alternatives (0 to 20);
+    `prompt_logprobs` for those of the prompt, whose tokens then all run.
     """
 
     prompt_ids: tuple[int, ...]
@@ -26,6 +31,29 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     request_id: str = ""
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The token at a position, and the most probable ones there, the most probable first.
+
+    Probabilities are the model's own, before temperature, penalties, bias and bans, over the tokens that exist.
+    """
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +78,20 @@ class Timings:
 class Delta:
     """New output: the tokens just sampled and the text that became certain with them (possibly empty).
 
-    Text lags behind tokens while a character or a possible stop string is incomplete.
+    Text lags behind tokens while a character or a possible stop string is incomplete. `logprobs`, where they were
+    asked for, has one entry for each token.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Comes before the first `Delta` where asked for: one entry for each token of the prompt, None for the first."""
+
+    tokens: tuple[TokenLogprobs | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +110,4 @@ class Failed:
     error: QwenonnxError
 
 
-Event = Delta | Finished | Failed
+Event = PromptLogprobs | Delta | Finished | Failed

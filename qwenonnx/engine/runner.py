@@ -21,6 +21,10 @@ class ModelRunner(Protocol):
         """Rows of the KV cache."""
 
     @property
+    def max_batch(self) -> int:
+        """Rows that `decode` runs together; more of them run in turn."""
+
+    @property
     def context_length(self) -> int:
         """Tokens that one row can hold, prompt and output together."""
 
@@ -39,6 +43,18 @@ class ModelRunner(Protocol):
 
         The array may be overwritten by the next call.
         """
+
+    def score(self, token_ids: Sequence[int], start: int, slot: int = 0) -> NDArray[np.float32]:
+        """As `prefill`, but returns the logits of all tokens of the chunk `[n, vocab]`, in a new array."""
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Makes the first `length` tokens of the row `target` those of `source`."""
+
+    def swap_rows(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """Exchanges two rows that hold so many tokens."""
+
+    def release_row(self, slot: int, keep: int) -> None:
+        """Gives back the memory of a row behind its first `keep` tokens."""
 
     def cancel(self) -> None:
         """Makes a `prefill` running in another thread end early with EngineError; without one it does nothing."""

@@ -1,17 +1,15 @@
-"""Which request runs next."""
+"""What runs next: which requests have a row of the cache, and whether a prompt or the running answers go on."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
-from qwenonnx.engine.kv_row import SMALLEST_CHUNK, KVRow
+from qwenonnx.engine.rows import PAGE_TOKENS, SMALLEST_CHUNK, RowMove, Rows
 from qwenonnx.engine.sequence import Sequence
 from qwenonnx.errors import QueueFullError
 
-_MAX_RUNNING = 1
-
-# How much a new duration counts in the running mean that the retry estimate is made of.
+# How much a new duration counts in the running means that estimates are made of.
 _MEAN_WEIGHT = 0.2
 
 _RETRY_LIMITS = (1.0, 60.0)
@@ -28,7 +26,7 @@ class PrefillChunk:
     @property
     def is_last(self) -> bool:
         """Whether the prompt ends with this chunk."""
-        return self.start + len(self.token_ids) == self.sequence.num_prompt
+        return self.start + len(self.token_ids) == self.sequence.num_to_prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +49,53 @@ class DecodeStep:
 Step = PrefillChunk | DecodeStep
 
 
-class Scheduler:
-    """First come, first served; one request runs at a time, the others wait in a bounded queue.
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Bounds of the schedule.
 
-    Not thread-safe: the engine guards it. Prompts run in chunks of `prefill_chunk` tokens, so that a
-    cancellation never waits for more than one chunk.
+    Prompts run in chunks of at most `prefill_chunk` tokens, and of as many as `max_step_delay` seconds allow while
+    answers are being written. At most `max_running` requests have a row at once, the others wait, `max_queue` of them.
+    There are `num_rows` rows, with room for `kv_tokens` tokens over all of them.
     """
 
-    def __init__(self, *, prefill_chunk: int, max_queue: int) -> None:
-        self._prefill_chunk = prefill_chunk
-        self._max_queue = max_queue
+    prefill_chunk: int
+    max_queue: int
+    max_running: int = 1
+    num_rows: int = 1
+    kv_tokens: int = 1 << 40
+    max_step_delay: float = 0.1
+
+
+class Scheduler:
+    """First come, first served; whoever has a row runs, prompts in turns with the answers that are being written.
+
+    Answers are written in rows 0 to n - 1, in one step for all of them. Prompts are read in any row behind those, one
+    chunk after the other, so that a short prompt does not wait for a long one to end. Where the memory of the cache
+    runs out, rows that nobody uses are emptied, and then the request that came last has to start again later, with
+    the tokens it has.
+
+    Not thread-safe: the engine guards it. Nothing here looks at a clock: `computed` is told how long steps take.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
         self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._row = KVRow()
+        self._prefilling: deque[Sequence] = deque()
+        self._decoding: list[Sequence] = []
+        self._rows = Rows(config.num_rows, config.kv_tokens)
+        self._prefilled_last = False
+        self._prefill_speed = 0.0
         self._mean_seconds = _RETRY_LIMITS[0]
+
+    @property
+    def max_running(self) -> int:
+        """Requests that can have a row at once."""
+        return self._config.max_running
 
     @property
     def num_running(self) -> int:
         """Requests that have a row of the cache."""
-        return len(self._running)
+        return len(self._prefilling) + len(self._decoding)
 
     @property
     def num_waiting(self) -> int:
@@ -77,9 +103,14 @@ class Scheduler:
         return sum(not sequence.cancel_requested for sequence in self._waiting)
 
     @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values take memory, those of ended requests included."""
+        return self._rows.touched
+
+    @property
     def has_work(self) -> bool:
         """Whether there is anything to run or to drop."""
-        return bool(self._running or self._waiting)
+        return bool(self._decoding or self._prefilling or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Puts a request at the end of the queue.
@@ -88,7 +119,7 @@ class Scheduler:
             QueueFullError: `max_queue` requests wait already; carries an estimate of when a place gets free.
         """
         waiting = self.num_waiting
-        if waiting >= self._max_queue + _MAX_RUNNING - len(self._running):
+        if waiting >= self._config.max_queue + self._config.max_running - self.num_running:
             low, high = _RETRY_LIMITS
             raise QueueFullError(
                 f"{waiting} requests are waiting already; try again later.",
@@ -98,48 +129,127 @@ class Scheduler:
 
     def drop_cancelled(self) -> list[Sequence]:
         """Takes out and returns all requests whose cancellation was asked for."""
-        dropped = [s for s in (*self._running, *self._waiting) if s.cancel_requested]
+        dropped = [s for s in (*self._decoding, *self._prefilling, *self._waiting) if s.cancel_requested]
         for sequence in dropped:
             self.remove(sequence)
         return dropped
 
     def drop_all(self) -> tuple[list[Sequence], list[Sequence]]:
         """Takes out everything; returns the running and the waiting requests."""
-        running, waiting = self._running, list(self._waiting)
-        self._running, self._waiting = [], deque()
+        running, waiting = [*self._decoding, *self._prefilling], list(self._waiting)
+        self._decoding, self._prefilling, self._waiting = [], deque(), deque()
         return running, waiting
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes out a request that has ended; its tokens stay in the cache for the next one."""
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self._mean_seconds += _MEAN_WEIGHT * (sequence.service_seconds - self._mean_seconds)
-        elif sequence in self._waiting:
+        """Takes out a request that has ended; its tokens stay in the cache for others."""
+        if sequence in self._waiting:
             self._waiting.remove(sequence)
+        elif self._leave_row(sequence):
+            self._mean_seconds += _MEAN_WEIGHT * (sequence.service_seconds - self._mean_seconds)
 
     def schedule(self) -> Step | None:
-        """The next piece of work; None when there is none. The cache holds it only once `computed` is told."""
-        if self._waiting and len(self._running) < _MAX_RUNNING:
-            sequence = self._waiting.popleft()
-            sequence.admit(slot=len(self._running), num_cached=self._row.reuse(sequence.request.prompt_ids))
-            self._running.append(sequence)
-        if not self._running:
-            return None
-        sequence = self._running[0]
-        start = sequence.num_computed
-        if sequence.is_prefilling:
-            end = min(start + self._prefill_chunk, sequence.num_prompt)
-            if sequence.num_prompt - end < SMALLEST_CHUNK:
-                end = sequence.num_prompt  # no chunk of its own for the last token
-            return PrefillChunk(sequence, tuple(sequence.request.prompt_ids[start:end]), start)
-        return DecodeStep((sequence,))
+        """The next piece of work; None when there is none. The cache holds it only once `computed` is told.
 
-    def computed(self, step: Step) -> None:
-        """Notes that a step has run without fault."""
+        What `take_moves` yields has to be done before it.
+        """
+        self._promote()
+        while self._admit():
+            pass
+        if self._prefilling and not (self._decoding and self._prefilled_last):
+            self._prefilled_last = True
+            return self._next_chunk()
+        self._prefilled_last = False
+        self._make_room()
+        return DecodeStep(tuple(self._decoding)) if self._decoding else None
+
+    def take_moves(self) -> list[RowMove]:
+        """What has to be done with the cache's memory before the next step, in this order."""
+        return self._rows.take_moves()
+
+    def computed(self, step: Step, seconds: float = 0.0) -> None:
+        """Notes that a step has run without fault, and how long it took."""
         if isinstance(step, PrefillChunk):
-            self._row.extend(step.token_ids)
-            step.sequence.num_computed += len(step.token_ids)
+            sequence = step.sequence
+            self._rows[sequence.slot].token_ids += step.token_ids
+            sequence.num_computed += len(step.token_ids)
+            if seconds > 0:
+                speed = len(step.token_ids) / seconds
+                self._prefill_speed += (_MEAN_WEIGHT if self._prefill_speed else 1.0) * (speed - self._prefill_speed)
             return
-        self._row.extend(step.token_ids)
-        for sequence in step.sequences:
+        for sequence, token_id in zip(step.sequences, step.token_ids, strict=True):
+            self._rows[sequence.slot].token_ids.append(token_id)
             sequence.num_computed += 1
+
+    def _admit(self) -> bool:
+        """Gives the first in the queue a row, if there is one with room for its prompt."""
+        if not self._waiting or self.num_running >= self._config.max_running:
+            return False
+        sequence = self._waiting[0]
+        place = self._rows.place(
+            sequence.token_ids[: sequence.num_to_prefill],
+            reserve=sequence.num_to_prefill + 1,
+            busy=self._busy(),
+            fresh=sequence.wants_prompt_logits,
+        )
+        if place is None:
+            return False
+        self._waiting.popleft()
+        sequence.admit(*place)
+        self._prefilling.append(sequence)
+        return True
+
+    def _promote(self) -> None:
+        """Moves sequences whose prompt has run behind the rows that are being written."""
+        for sequence in [sequence for sequence in self._prefilling if not sequence.is_prefilling]:
+            self._prefilling.remove(sequence)
+            self._decoding.append(sequence)
+            self._swap(sequence.slot, len(self._decoding) - 1)
+
+    def _next_chunk(self) -> PrefillChunk:
+        sequence = self._prefilling[0]
+        self._prefilling.rotate(-1)
+        size = self._config.prefill_chunk
+        if self._decoding and self._prefill_speed:
+            bound = int(self._prefill_speed * self._config.max_step_delay) // PAGE_TOKENS * PAGE_TOKENS
+            size = min(size, max(bound, PAGE_TOKENS))
+        start = sequence.num_computed
+        end = min(start + size, sequence.num_to_prefill)
+        if sequence.num_to_prefill - end < SMALLEST_CHUNK:
+            end = sequence.num_to_prefill  # no chunk of its own for the last token
+        return PrefillChunk(sequence, tuple(sequence.token_ids[start:end]), start)
+
+    def _make_room(self) -> None:
+        """Sees to it that each answer has room for one more token; who came last makes way if need be."""
+        while self._decoding and not self._rows.grow(range(len(self._decoding)), busy=self._busy()):
+            last = max((*self._decoding, *self._prefilling), key=lambda sequence: sequence.order)
+            self._leave_row(last)
+            self._rows.release(last.slot)
+            last.preempt()
+            self._waiting.appendleft(last)
+
+    def _leave_row(self, sequence: Sequence) -> bool:
+        """Makes a sequence's row idle; False if it has none."""
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+        elif sequence in self._decoding:
+            last = len(self._decoding) - 1
+            self._swap(sequence.slot, last)
+            self._decoding.remove(sequence)
+            sequence.slot = last
+        else:
+            return False
+        self._rows.use(sequence.slot)
+        self._rows.trim(sequence.slot)
+        return True
+
+    def _swap(self, first: int, second: int) -> None:
+        if first == second:
+            return
+        self._rows.swap(first, second)
+        other = {first: second, second: first}
+        for sequence in (*self._decoding, *self._prefilling):
+            sequence.slot = other.get(sequence.slot, sequence.slot)
+        self._decoding.sort(key=lambda sequence: sequence.slot)
+
+    def _busy(self) -> set[int]:
+        return {sequence.slot for sequence in (*self._decoding, *self._prefilling)}

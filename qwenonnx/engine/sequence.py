@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenonnx.engine.logprobs import token_logprobs
 from qwenonnx.engine.request import (
     Delta,
     Event,
@@ -16,7 +17,9 @@ from qwenonnx.engine.request import (
     Finished,
     FinishReason,
     GenerationRequest,
+    PromptLogprobs,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 from qwenonnx.engine.sampler import Sampler
@@ -47,13 +50,16 @@ class Sequence:
         room = context_length - len(request.prompt_ids)
         self.request = request
         self.token_ids = list(request.prompt_ids)
+        self.num_to_prefill = len(request.prompt_ids)
         self.num_computed = 0
         self.num_cached = 0
+        self.order = 0.0
         self.slot = -1
         self.cancel_requested = False
         self.is_finished = False
         self._max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
-        self._end_ids = frozenset() if request.ignore_eos else end_ids
+        self._end_ids = request.stop_token_ids | (frozenset() if request.ignore_eos else end_ids)
+        self._num_tokens = tokenizer.num_tokens
         self._sink: Callable[[Event], None] | None = sink
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopMatcher(request.stop)
@@ -61,9 +67,10 @@ class Sequence:
             request.sampling,
             request.prompt_ids,
             num_tokens=tokenizer.num_tokens,
-            end_ids=end_ids,
+            end_ids=end_ids | request.stop_token_ids,
             min_tokens=request.min_tokens,
         )
+        self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._submitted = time.perf_counter()
         self._admitted: float | None = None
         self._first_token: float | None = None
@@ -80,8 +87,13 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether a part of the prompt has not run yet."""
-        return self.num_computed < self.num_prompt
+        """Whether a part of the prompt has not run yet (or, after `preempt`, of the tokens before the newest)."""
+        return self.num_computed < self.num_to_prefill
+
+    @property
+    def wants_prompt_logits(self) -> bool:
+        """Whether the logits of the whole prompt are asked for, so that none of it may come from the cache."""
+        return self.request.prompt_logprobs is not None
 
     @property
     def service_seconds(self) -> float:
@@ -91,8 +103,32 @@ class Sequence:
     def admit(self, slot: int, num_cached: int) -> None:
         """Leaves the queue for a row of the cache that holds the prompt's first `num_cached` tokens."""
         self.slot = slot
-        self.num_computed = self.num_cached = num_cached
-        self._admitted = time.perf_counter()
+        self.num_computed = num_cached
+        if self._admitted is None:
+            self.num_cached = num_cached
+            self._admitted = self.order = time.perf_counter()
+
+    def preempt(self) -> None:
+        """Goes back to the queue; what was computed has to be computed again."""
+        self.slot = -1
+        self.num_computed = 0
+        self.num_to_prefill = max(self.num_prompt, len(self.token_ids) - 1)
+
+    def add_prompt_logits(self, logits: NDArray[np.float32]) -> None:
+        """Takes the logits `[n, vocab]` of the prompt's next tokens, chunk by chunk; tells the sink after the last."""
+        count = self.request.prompt_logprobs or 0
+        ids = self.request.prompt_ids
+        for row in logits:
+            if len(self._prompt_logprobs) == len(ids):
+                break  # the last row belongs to the answer
+            following = ids[len(self._prompt_logprobs)]
+            self._prompt_logprobs.append(self._logprobs(row, following, count))
+        if len(self._prompt_logprobs) == len(ids):
+            self._send(PromptLogprobs(tuple(self._prompt_logprobs)))
+
+    def _logprobs(self, logits: NDArray[np.float32], token_id: int, count: int) -> TokenLogprobs | None:
+        """None for a token that the tokenizer does not have, as a prompt of ids may hold."""
+        return token_logprobs(logits[: self._num_tokens], token_id, count) if token_id < self._num_tokens else None
 
     def advance(self, logits: NDArray[np.float32]) -> None:
         """Samples the next token by its logits `[vocab]`, tells the sink, and finishes where a rule says so.
@@ -104,15 +140,18 @@ class Sequence:
         if self._first_token is None:
             self._first_token = time.perf_counter()
         if token_id in self._end_ids:
-            self._emit(self._last_text(), ())
+            self._emit(self._last_text())
             self.finish("stop")
             return
         self.token_ids.append(token_id)
-        text = self._stops.push(self._detokenizer.push(token_id))
+        entries: tuple[TokenLogprobs, ...] = ()
+        if self.request.logprobs is not None:
+            entries = (token_logprobs(logits[: self._num_tokens], token_id, self.request.logprobs),)
+        text = self._before_stop(self._detokenizer.push(token_id))
         is_full = self.num_output >= self._max_tokens
         if is_full:
             text += self._last_text()
-        self._emit(text, (token_id,))
+        self._emit(text, (token_id,), entries)
         if self._stops.stopped:
             self.finish("stop")
         elif is_full:
@@ -129,11 +168,18 @@ class Sequence:
 
     def _last_text(self) -> str:
         """What detokenizer and stop matcher still hold."""
-        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+        return self._before_stop(self._detokenizer.flush()) + self._stops.flush()
 
-    def _emit(self, text: str, token_ids: tuple[int, ...]) -> None:
+    def _before_stop(self, text: str) -> str:
+        """What is certain of more text; with the stop string itself where that was asked for."""
+        if self._stops.stopped:
+            return ""
+        text = self._stops.push(text)
+        return text + self._stops.matched if self.request.include_stop else text
+
+    def _emit(self, text: str, token_ids: tuple[int, ...] = (), logprobs: tuple[TokenLogprobs, ...] = ()) -> None:
         if text or token_ids:
-            self._send(Delta(text, token_ids))
+            self._send(Delta(text, token_ids, logprobs))
 
     def _end(self, event: Finished | Failed) -> None:
         if not self.is_finished:

@@ -63,25 +63,25 @@ def cpu_quota(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | N
     """CPUs that this process's cgroup (v2 or v1) or one above it may use, or None without a limit."""
     quotas = [
         quota
-        for folder in _group_folders(cgroup, membership)
+        for folder in group_folders(cgroup, membership)
         for quota in (_quota_v2(folder), _quota_v1(folder))
         if quota is not None
     ]
     return min(quotas, default=None)
 
 
-def _group_folders(cgroup: Path, membership: Path) -> set[Path]:
-    """Folders of the groups that this process is in, and of those above them, in every hierarchy that limits CPUs."""
-    folders = {cgroup, cgroup / "cpu"}
+def group_folders(cgroup: Path, membership: Path, controller: str = "cpu") -> set[Path]:
+    """Folders of the groups that this process is in, and of those above them, in every hierarchy of a controller."""
+    folders = {cgroup, cgroup / controller}
     try:
         lines = membership.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return folders
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        for root in (cgroup / controllers, cgroup / "cpu") if controllers else (cgroup,):
+        for root in (cgroup / controllers, cgroup / controller) if controllers else (cgroup,):
             folder = root / path.lstrip("/")
             folders.update((folder, *folder.parents[: len(folder.parts) - len(root.parts)]))
     return folders

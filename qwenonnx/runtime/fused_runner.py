@@ -88,6 +88,18 @@ class FusedRunner:
             if self._current is not None:
                 self._current.terminate = True
 
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Makes the first tokens of a row those of another one."""
+        self._slab.copy(source, target, length)
+
+    def swap_rows(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """Exchanges two rows."""
+        self._slab.swap(first, second, first_length, second_length)
+
+    def release_row(self, slot: int, keep: int) -> None:
+        """Gives back a row's memory behind its first tokens."""
+        self._slab.release_row(slot, keep)
+
     def release_memory(self) -> None:
         """Gives the cache's memory back; every row is empty after it."""
         self._slab.release()

@@ -58,7 +58,7 @@ class GenaiRunner:
     @property
     def max_batch(self) -> int:
         """Rows that can run in one step."""
-        return self._slab.slots
+        return 1 if self._io.single_row else self._slab.slots
 
     @property
     def context_length(self) -> int:
@@ -77,6 +77,9 @@ class GenaiRunner:
 
     def decode(self, token_ids: Sequence[int], starts: Sequence[int]) -> NDArray[np.float32]:
         """Runs one token for each of the first rows; returns logits `[n, vocab]`."""
+        if self._io.single_row:
+            turns = enumerate(zip(token_ids, starts, strict=True))
+            return np.stack([self._run(slot, np.asarray([[token]]), [start])[0, -1] for slot, (token, start) in turns])
         logits: NDArray[np.float32] = self._run(0, np.asarray(token_ids)[:, None], starts)[:, -1]
         return logits
 
@@ -95,6 +98,18 @@ class GenaiRunner:
         with self._lock:
             if self._current is not None:
                 self._current.terminate = True
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Makes the first tokens of a row those of another one."""
+        self._slab.copy(source, target, length)
+
+    def swap_rows(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """Exchanges two rows."""
+        self._slab.swap(first, second, first_length, second_length)
+
+    def release_row(self, slot: int, keep: int) -> None:
+        """Gives back a row's memory behind its first tokens."""
+        self._slab.release_row(slot, keep)
 
     def release_memory(self) -> None:
         """Gives the cache's memory back; every row is empty after it."""
@@ -127,7 +142,7 @@ class GenaiRunner:
             with self._lock:
                 self._current = None
         logits = binding.get_outputs()[-1].numpy()  # bound last
-        return np.asarray(logits.reshape(len(ids), -1, self.vocab_size), dtype=np.float32)
+        return self._io.rows(logits, self.vocab_size).reshape(len(ids), -1, self.vocab_size)
 
     def _step_inputs(self, ids: NDArray[np.int64], starts: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         positions = starts + np.arange(ids.shape[1])

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qwenonnx.config import ModelConfig
-from qwenonnx.errors import PackageError
+from qwenonnx.errors import EngineError, PackageError
 
 _TYPES: Mapping[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -33,7 +34,7 @@ class GraphIo:
 
     `past` and `present` are the names of the cache tensors, paired by layer and kind, key before value. `helpers` are
     the names of further inputs that this program knows, by their types; `cache_shape` is (kv_heads, head_dim) and
-    `keep_shape` the shape of `num_logits_to_keep`.
+    `keep_shape` the shape of `num_logits_to_keep`. A graph whose batch is fixed to one row is a `single_row` one.
     """
 
     ids_type: type[np.generic]
@@ -43,6 +44,7 @@ class GraphIo:
     cache_type: type[np.generic]
     cache_shape: tuple[int, int]
     keep_shape: tuple[int, ...]
+    single_row: bool
 
     @classmethod
     def of(cls, session: Any, config: ModelConfig, where: Path) -> GraphIo:
@@ -70,14 +72,14 @@ class GraphIo:
         )
         if shape[0] < config.num_kv_heads or shape[0] > config.num_heads or shape[1] != config.head_dim:
             raise PackageError(
-                f"{where}: its cache has {shape[0]} heads of {shape[1]}, but config.json tells of "
+                f"{where}: its cache has {shape[0]} heads of {shape[1]}, but its configuration tells of "
                 f"{config.num_kv_heads} of {config.head_dim}; they do not belong together."
             )
         vocab = outputs["logits"].shape[-1]
         if isinstance(vocab, int) and vocab != config.vocab_size:
             raise PackageError(
-                f"{where}: it gives {vocab:,} logits, but config.json tells of {config.vocab_size:,} tokens; they do "
-                "not belong together."
+                f"{where}: it gives {vocab:,} logits, but its configuration tells of {config.vocab_size:,} tokens; "
+                "they do not belong together."
             )
         return cls(
             ids_type=_type(inputs["input_ids"], where),
@@ -87,7 +89,20 @@ class GraphIo:
             cache_type=_type(cache, where),
             cache_shape=(shape[0], shape[1]),
             keep_shape=(1,) * len(inputs["num_logits_to_keep"].shape) if "num_logits_to_keep" in inputs else (),
+            single_row=1 in (inputs["input_ids"].shape[0], cache.shape[0]),
         )
+
+    def rows(self, logits: NDArray[Any], vocab_size: int) -> NDArray[np.float32]:
+        """Logits `[batch, n, vocab]` (or without one of the first two axes) as rows `[batch * n, vocab]` in fp32.
+
+        Raises:
+            EngineError: their last axis, which the graph left open, is not the vocabulary.
+        """
+        if logits.shape[-1] != vocab_size:
+            raise EngineError(
+                f"the graph gives {logits.shape[-1]:,} logits, but its configuration tells of {vocab_size:,} tokens."
+            )
+        return np.asarray(logits.reshape(-1, vocab_size), dtype=np.float32)
 
 
 def _type(value: Any, where: Path) -> type[np.generic]:
@@ -115,7 +130,7 @@ def _cache_names(names: Sequence[str], config: ModelConfig, where: Path, side: s
         what = (
             f"no {side} for the {'keys' if missing[0][1] == 'k' else 'values'} of layer {missing[0][0]}"
             if missing
-            else (f"{len(found) // 2} layers of KV cache where config.json tells of {config.num_layers}")
+            else (f"{len(found) // 2} layers of KV cache where its configuration tells of {config.num_layers}")
         )
         remedy = "" if found else "; export it with its past, as the task text-generation-with-past"
         raise PackageError(f"{where}: the graph has {what}{remedy}.")
@@ -132,6 +147,7 @@ def _check_axes(inputs: dict[str, Any], past: Sequence[str], where: Path) -> Non
         ("input_ids", "batch", ids.shape[0] if ids.shape[0] != 1 else None),
     ]
     fixed += [(name, "past", inputs[name].shape[2]) for name in past]
+    fixed += [(name, "batch", inputs[name].shape[0] if inputs[name].shape[0] != 1 else None) for name in past]
     if "attention_mask" in inputs:
         fixed.append(("attention_mask", "length", inputs["attention_mask"].shape[-1]))
     for name, axis, size in fixed:

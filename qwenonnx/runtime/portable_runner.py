@@ -97,6 +97,22 @@ class PortableRunner:
             if self._current is not None:
                 self._current.terminate = True
 
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Makes the first tokens of a row those of another one; the values are shared until one of them grows."""
+        self._caches[target] = self._cut(source, length)
+        self._lengths[target] = length
+
+    def swap_rows(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """Exchanges two rows."""
+        self._caches[first], self._caches[second] = self._caches[second], self._caches[first]
+        self._lengths[first], self._lengths[second] = self._lengths[second], self._lengths[first]
+
+    def release_row(self, slot: int, keep: int) -> None:
+        """Gives back a row's memory behind its first tokens."""
+        if self._lengths[slot] > keep:
+            self._caches[slot] = self._cut(slot, keep)
+            self._lengths[slot] = keep
+
     def release_memory(self) -> None:
         """Gives the caches' memory back; every row is empty after it."""
         self._caches = [[] for _ in self._caches]
@@ -130,8 +146,7 @@ class PortableRunner:
         logits, *cache = binding.get_outputs()  # in the order in which they were bound
         self._caches[slot] = cache
         self._lengths[slot] = start + len(token_ids)
-        rows = logits.numpy().reshape(-1, self.vocab_size)
-        return np.asarray(rows, dtype=np.float32)
+        return self._io.rows(logits.numpy(), self.vocab_size)
 
     def _step_inputs(self, token_ids: Sequence[int], start: int, wanted: int) -> dict[str, NDArray[Any]]:
         count = len(token_ids)
@@ -147,16 +162,21 @@ class PortableRunner:
 
     def _cache(self, slot: int, length: int) -> list[Any]:
         """Keys and values of the first `length` tokens of a row, in the graph's order."""
-        ort = load_onnxruntime()
-        if self._caches[slot] and self._lengths[slot] == length:
-            return self._caches[slot]
         if length > self._lengths[slot]:
             raise EngineError(f"the row holds {self._lengths[slot]:,} tokens, so nothing can be put at {length:,}.")
-        heads, width = self._io.cache_shape
+        if self._lengths[slot] != length or not self._caches[slot]:
+            self._caches[slot] = self._cut(slot, length)
+            self._lengths[slot] = length
+        return self._caches[slot]
+
+    def _cut(self, slot: int, length: int) -> list[Any]:
+        """The beginning of a row's keys and values, as new values."""
+        ort = load_onnxruntime()
         if length == 0:
-            arrays = [np.zeros((1, heads, length, width), dtype=self._io.cache_type) for _ in self._io.past]
+            heads, width = self._io.cache_shape
+            arrays = [np.zeros((1, heads, 0, width), dtype=self._io.cache_type) for _ in self._io.past]
+        elif length == self._lengths[slot]:
+            return self._caches[slot]
         else:
             arrays = [np.ascontiguousarray(value.numpy()[:, :, :length]) for value in self._caches[slot]]
-        self._caches[slot] = [ort.OrtValue.ortvalue_from_numpy(array) for array in arrays]
-        self._lengths[slot] = length
-        return self._caches[slot]
+        return [ort.OrtValue.ortvalue_from_numpy(array) for array in arrays]

@@ -32,6 +32,12 @@ class StopMatcher:
         self._state = 0
         self._held = ""
         self._stopped = False
+        self._matched = ""
+
+    @property
+    def matched(self) -> str:
+        """The stop string that was found, as it stands in the text."""
+        return self._matched
 
     @property
     def stopped(self) -> bool:
@@ -52,6 +58,7 @@ class StopMatcher:
             if length := self._match[state]:
                 self._stopped = True
                 text, self._held = self._held + text[: index + 1], ""
+                self._matched = text[len(text) - length :]
                 return text[: len(text) - length]
         self._state = state
         text = self._held + text

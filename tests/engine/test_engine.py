@@ -9,7 +9,8 @@ import pytest
 from scripted import Fault, Script, ScriptedRunner
 from tiny import special_ids
 
-from qwenonnx.engine.engine import Engine, EngineConfig, Ticket
+from qwenonnx.engine.config import EngineConfig
+from qwenonnx.engine.engine import Engine, Ticket
 from qwenonnx.engine.request import Delta, Event, Failed, Finished, GenerationRequest
 from qwenonnx.engine.sampling import SamplingParams
 from qwenonnx.errors import (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from qwenonnx.engine.request import Event, GenerationRequest
-from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler
+from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, SchedulerConfig
 from qwenonnx.engine.sequence import Sequence
 from qwenonnx.errors import QueueFullError
 from qwenonnx.text.tokenizer import Tokenizer
@@ -11,7 +11,7 @@ from qwenonnx.text.tokenizer import Tokenizer
 
 @pytest.fixture
 def scheduler() -> Scheduler:
-    return Scheduler(prefill_chunk=4, max_queue=2)
+    return Scheduler(SchedulerConfig(prefill_chunk=4, max_queue=2))
 
 
 def ignore(event: Event) -> None:
@@ -85,7 +85,7 @@ def test_the_queue_is_bounded_and_cancelled_requests_leave_it(scheduler: Schedul
 
 
 def test_no_queue_still_serves_one(tiny_tokenizer: Tokenizer) -> None:
-    scheduler = Scheduler(prefill_chunk=4, max_queue=0)
+    scheduler = Scheduler(SchedulerConfig(prefill_chunk=4, max_queue=0))
     scheduler.add(sequence(tiny_tokenizer, 1))
     with pytest.raises(QueueFullError):
         scheduler.add(sequence(tiny_tokenizer, 1))

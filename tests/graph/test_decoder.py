@@ -15,7 +15,7 @@ from packages import TOKENS, ArrayWeights, graph_runner, package_runner, small_m
 from qwenonnx.export.reference import reference_logits
 from qwenonnx.graph.names import past_names, present_names
 from qwenonnx.package.package import Package
-from qwenonnx.runtime.fused_runner import FusedRunner
+from qwenonnx.runtime.load import PackageRunner
 
 TOLERANCE = 1e-4
 # Shapes in which the parts of the graph could be mixed up without notice: as many key as query heads, one key
@@ -31,7 +31,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
 )
 
 
-def in_chunks(runner: FusedRunner, sizes: Sequence[int]) -> NDArray[np.float32]:
+def in_chunks(runner: PackageRunner, sizes: Sequence[int]) -> NDArray[np.float32]:
     """Logits of `TOKENS` fed in chunks of the given sizes."""
     assert sum(sizes) == len(TOKENS)
     parts, start = [], 0

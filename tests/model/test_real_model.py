@@ -25,8 +25,7 @@ from qwenonnx.export.verify import MAX_LOGIT_DIFFERENCE
 from qwenonnx.graph.int8 import HEAD_PIECES
 from qwenonnx.package.package import Package
 from qwenonnx.quantize.quantizer import quantize_package
-from qwenonnx.runtime.fused_runner import FusedRunner
-from qwenonnx.runtime.load import load_runner, session_config
+from qwenonnx.runtime.load import PackageRunner, load_runner, session_config
 from qwenonnx.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.model
@@ -50,17 +49,17 @@ def tokenizer(int8: Package) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def fp32_runner(fp32: Package) -> FusedRunner:
+def fp32_runner(fp32: Package) -> PackageRunner:
     return load_runner(fp32, session_config(), context_length=1024)
 
 
 @pytest.fixture(scope="module")
-def int8_runner(int8: Package) -> FusedRunner:
+def int8_runner(int8: Package) -> PackageRunner:
     return load_runner(int8, session_config(), context_length=8192)
 
 
 @pytest.fixture(scope="module")
-def report(fp32_runner: FusedRunner, int8_runner: FusedRunner, tokenizer: Tokenizer) -> FidelityReport:
+def report(fp32_runner: PackageRunner, int8_runner: PackageRunner, tokenizer: Tokenizer) -> FidelityReport:
     return measure_fidelity(fp32_runner, int8_runner, tokenizer, bundled_texts(), max_tokens=192)
 
 
@@ -117,7 +116,7 @@ def test_int8_is_faithful_in_every_language(report: FidelityReport) -> None:
 def test_a_text_gives_the_same_at_once_and_in_pieces(
     name: str, request: pytest.FixtureRequest, tokenizer: Tokenizer
 ) -> None:
-    runner: FusedRunner = request.getfixturevalue(name)
+    runner: PackageRunner = request.getfixturevalue(name)
     ids = tokenizer.encode("The river rises in the mountains and reaches the sea after many days.")[:12]
     whole = runner.score(ids, 0)
     singles = np.concatenate([runner.score([token], i) for i, token in enumerate(ids)])
@@ -129,7 +128,7 @@ def test_a_text_gives_the_same_at_once_and_in_pieces(
         assert np.abs(pieces - whole).max() < 1e-3
 
 
-def test_the_capital_of_france(int8_runner: FusedRunner, tokenizer: Tokenizer) -> None:
+def test_the_capital_of_france(int8_runner: PackageRunner, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("The capital of France is")
     logits = int8_runner.prefill(0, ids, 0)
     answer = []
@@ -139,7 +138,7 @@ def test_the_capital_of_france(int8_runner: FusedRunner, tokenizer: Tokenizer) -
     assert "Paris" in tokenizer.decode(answer)
 
 
-def test_last_row_logits_equal_those_of_all_rows(int8_runner: FusedRunner, tokenizer: Tokenizer) -> None:
+def test_last_row_logits_equal_those_of_all_rows(int8_runner: PackageRunner, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(bundled_texts()[0].text)[:200]
     last = int8_runner.prefill(0, ids, 0).copy()
     np.testing.assert_allclose(last, int8_runner.score(ids, 0)[-1], atol=1e-4)
@@ -147,7 +146,7 @@ def test_last_row_logits_equal_those_of_all_rows(int8_runner: FusedRunner, token
 
 @pytest.mark.parametrize("cut", [16, 100])
 def test_int8_gives_the_same_bits_however_a_prompt_is_cut(
-    int8_runner: FusedRunner, tokenizer: Tokenizer, cut: int
+    int8_runner: PackageRunner, tokenizer: Tokenizer, cut: int
 ) -> None:
     ids = tokenizer.encode(bundled_texts()[0].text)[:200]
     whole = int8_runner.score(ids, 0)
