@@ -17,6 +17,9 @@ PAGE_TOKENS = 16
 # A shorter common beginning is not worth copying.
 _LEAST_COPY = 16
 
+# What a row has behind a common beginning is given up for a new prompt if it is not longer than this.
+_LEAST_KEPT = 64
+
 
 @dataclass(frozen=True, slots=True)
 class RowMove:
@@ -106,7 +109,7 @@ class Rows:
         best = max(range(len(common)), key=lambda slot: (common[slot], slot in idle, -slot))
         oldest = min(idle, key=lambda slot: (self._rows[slot].last_used, slot))
         slot, source = oldest, None
-        if best in idle and common[best] and (2 * common[best] >= len(self._rows[best]) or len(idle) == 1):
+        if best in idle and common[best] and (len(self._rows[best]) - common[best] <= _LEAST_KEPT or len(idle) == 1):
             slot = best
         elif common[best] >= _LEAST_COPY:
             # The row with that beginning is being written, or has much else that is worth keeping.
