@@ -35,6 +35,7 @@ class ScriptedRunner:
         num_slots: int = 1,
         context_length: int = 512,
         delay: float = 0.0,
+        sharpness: float = 10.0,
         faults: Mapping[int, Fault] | None = None,
     ) -> None:
         self._script = script
@@ -42,6 +43,7 @@ class ScriptedRunner:
         self._num_slots = num_slots
         self._context_length = context_length
         self._delay = delay
+        self._sharpness = sharpness
         self._rows: list[list[int]] = [[] for _ in range(num_slots)]
         self._prompt_lengths = [0] * num_slots
         self._outputs: list[Sequence[int]] = [()] * num_slots
@@ -54,6 +56,7 @@ class ScriptedRunner:
         self.prefill_calls: list[tuple[int, tuple[int, ...], int]] = []
         self.decode_calls: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.num_cancels = 0
+        self.score_calls: list[tuple[int, tuple[int, ...], int]] = []
         self.moves: list[tuple[str | int, ...]] = []
 
     @property
@@ -105,8 +108,15 @@ class ScriptedRunner:
         return np.stack([self._logits(slot) for slot in range(len(token_ids))])
 
     def score(self, token_ids: Sequence[int], start: int, slot: int = 0) -> NDArray[np.float32]:
-        rows = [np.full(self._vocab_size, float(token_id % 7), dtype=np.float32) for token_id in token_ids]
-        rows[-1] = self.prefill(slot, token_ids, start)
+        if start == 0 or start < self._prompt_lengths[slot]:  # a prompt
+            rows = [np.full(self._vocab_size, float(token_id % 7), dtype=np.float32) for token_id in token_ids]
+            rows[-1] = self.prefill(slot, token_ids, start)
+            return np.stack(rows)
+        self.score_calls.append((slot, tuple(token_ids), start))
+        rows = []
+        for at, token_id in enumerate(token_ids):
+            self._write(slot, (token_id,), start + at)
+            rows.append(self._logits(slot))
         return np.stack(rows)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
@@ -160,5 +170,5 @@ class ScriptedRunner:
             return np.full(self._vocab_size, float(fault), dtype=np.float32)
         logits = np.zeros(self._vocab_size, dtype=np.float32)
         script = self._outputs[slot]
-        logits[script[min(index, len(script) - 1)]] = 10.0
+        logits[script[min(index, len(script) - 1)]] = self._sharpness
         return logits

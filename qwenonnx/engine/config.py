@@ -12,7 +12,8 @@ class EngineConfig:
     `prefill_chunk` tokens of a prompt run at once, fewer while answers are being written, which a chunk may delay by
     `max_step_delay` seconds. `max_running` requests run at once where the graph can batch, `max_queue` may wait.
     `kv_tokens` bounds the tokens whose keys and values are kept, over all requests and ended ones, of which there are
-    `cached_rows` at least; None sets no bound but the runner's.
+    `cached_rows` at least; None sets no bound but the runner's. `speculate` lets an answer that is written alone run
+    ahead by prompt lookup.
     """
 
     prefill_chunk: int = 256
@@ -21,6 +22,7 @@ class EngineConfig:
     max_step_delay: float = 0.1
     cached_rows: int = 8
     kv_tokens: int | None = None
+    speculate: bool = False
 
     @classmethod
     def for_one(cls, prefill_chunk: int = 256) -> EngineConfig:

@@ -9,27 +9,23 @@ import threading
 import time
 from collections.abc import Callable
 
+from qwenonnx.engine.checks import check_request
 from qwenonnx.engine.config import EngineConfig
 from qwenonnx.engine.event_streams import AsyncEventStream, EventStream
 from qwenonnx.engine.request import Event, GenerationRequest
 from qwenonnx.engine.rows import pages
 from qwenonnx.engine.runner import ModelRunner
-from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, SchedulerConfig, Step
+from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, SchedulerConfig, Step, VerifyStep
 from qwenonnx.engine.sequence import Sequence
 from qwenonnx.engine.steps import StepRunner
 from qwenonnx.errors import (
-    ContextLengthError,
     EngineError,
-    InvalidRequestError,
     QwenonnxError,
     UnavailableError,
 )
 from qwenonnx.text.tokenizer import Tokenizer, end_token_ids
 
 logger = logging.getLogger(__name__)
-
-# All stop strings of a request together; more than any client needs, and it bounds the matcher's memory.
-MAX_STOP_CHARACTERS = 16_384
 
 
 class Ticket:
@@ -84,6 +80,7 @@ class Engine:
                 num_rows=runner.num_slots,
                 kv_tokens=pages(kv_tokens),
                 max_step_delay=self._config.max_step_delay,
+                speculate=self._config.speculate,
             )
         )
         self._wake = threading.Condition()
@@ -154,7 +151,7 @@ class Engine:
             QueueFullError: too many requests are waiting.
             UnavailableError: the engine was closed.
         """
-        self._check(request)
+        check_request(request, self._runner.vocab_size, self._context_length)
         sequence = Sequence(
             request,
             sink,
@@ -194,24 +191,6 @@ class Engine:
 
         return AsyncEventStream(events, self.submit(request, sink))
 
-    def _check(self, request: GenerationRequest) -> None:
-        if not request.prompt_ids:
-            raise InvalidRequestError("The prompt is empty; send at least one token.", param="prompt")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._runner.vocab_size:
-            raise InvalidRequestError(
-                f"The prompt holds a token id outside of 0..{self._runner.vocab_size - 1}.", param="prompt"
-            )
-        if len(request.prompt_ids) >= self._context_length:
-            raise ContextLengthError(len(request.prompt_ids), self._context_length)
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise InvalidRequestError(
-                f"max_tokens must be at least 1, but it is {request.max_tokens}.", param="max_tokens"
-            )
-        if sum(map(len, request.stop)) > MAX_STOP_CHARACTERS:
-            raise InvalidRequestError(
-                f"The stop strings have more than {MAX_STOP_CHARACTERS} characters together.", param="stop"
-            )
-
     def _cancel(self, sequence: Sequence) -> None:
         # No need to wake the thread: it sleeps only when no request is left.
         sequence.cancel_requested = True
@@ -240,10 +219,12 @@ class Engine:
 
     def _execute(self, step: Step) -> None:
         """Runs a step: forward pass, sampling, events. What goes wrong ends the requests in it, no more."""
-        sequences = (step.sequence,) if isinstance(step, PrefillChunk) else step.sequences
+        sequences = step.sequences if isinstance(step, DecodeStep) else (step.sequence,)
         try:
             if isinstance(step, PrefillChunk):
                 self._prefill(step)
+            elif isinstance(step, VerifyStep):
+                self._verify(step)
             else:
                 self._decode(step)
         except Exception as error:
@@ -261,6 +242,11 @@ class Engine:
             self._scheduler.computed(chunk, time.perf_counter() - began)
         if chunk.is_last and not chunk.sequence.num_output:  # else it was preempted, and has its next token already
             chunk.sequence.advance(logits)
+
+    def _verify(self, step: VerifyStep) -> None:
+        right = step.sequence.advance_drafted(self._steps.verify(step), step.draft)
+        with self._wake:
+            self._scheduler.verified(step, right)
 
     def _decode(self, step: DecodeStep) -> None:
         rows = self._steps.decode(step)

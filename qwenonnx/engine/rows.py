@@ -140,9 +140,9 @@ class Rows:
             self.release(min(idle, key=lambda slot: self._rows[slot].last_used))
         return True
 
-    def grow(self, slots: Sequence[int], *, busy: Collection[int]) -> bool:
-        """Makes room for one more token in each of some rows; False where there is none."""
-        lengths = {slot: len(self._rows[slot]) + 1 for slot in slots}
+    def grow(self, slots: Sequence[int], count: int = 1, *, busy: Collection[int]) -> bool:
+        """Makes room for `count` more tokens in each of some rows; False where there is none."""
+        lengths = {slot: len(self._rows[slot]) + count for slot in slots}
         extra = sum(max(0, pages(length) - self._rows[slot].touched) for slot, length in lengths.items())
         if extra and not self.make_room(extra, busy=busy):
             return False

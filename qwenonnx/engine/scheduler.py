@@ -46,7 +46,25 @@ class DecodeStep:
         return tuple(sequence.num_computed for sequence in self.sequences)
 
 
-Step = PrefillChunk | DecodeStep
+@dataclass(frozen=True, slots=True)
+class VerifyStep:
+    """The newest token of the only sequence and a draft of what may follow, to run at once."""
+
+    sequence: Sequence
+    draft: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The newest token and the draft."""
+        return (self.sequence.token_ids[-1], *self.draft)
+
+    @property
+    def start(self) -> int:
+        """The position of the newest token."""
+        return self.sequence.num_computed
+
+
+Step = PrefillChunk | DecodeStep | VerifyStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +73,8 @@ class SchedulerConfig:
 
     Prompts run in chunks of at most `prefill_chunk` tokens, and of as many as `max_step_delay` seconds allow while
     answers are being written. At most `max_running` requests have a row at once, the others wait, `max_queue` of them.
-    There are `num_rows` rows, with room for `kv_tokens` tokens over all of them.
+    There are `num_rows` rows, with room for `kv_tokens` tokens over all of them. `speculate` lets an answer that is
+    written alone run ahead by prompt lookup.
     """
 
     prefill_chunk: int
@@ -64,6 +83,7 @@ class SchedulerConfig:
     num_rows: int = 1
     kv_tokens: int = 1 << 40
     max_step_delay: float = 0.1
+    speculate: bool = False
 
 
 class Scheduler:
@@ -160,13 +180,22 @@ class Scheduler:
             return self._next_chunk()
         self._prefilled_last = False
         self._make_room()
+        if self._config.speculate and len(self._decoding) == 1 and not self._prefilling:
+            draft = self._decoding[0].draft()
+            if draft and self._rows.grow([0], 1 + len(draft), busy=self._busy()):
+                return VerifyStep(self._decoding[0], draft)
         return DecodeStep(tuple(self._decoding)) if self._decoding else None
 
     def take_moves(self) -> list[RowMove]:
         """What has to be done with the cache's memory before the next step, in this order."""
         return self._rows.take_moves()
 
-    def computed(self, step: Step, seconds: float = 0.0) -> None:
+    def verified(self, step: VerifyStep, right: int) -> None:
+        """Notes that a draft has run, and how much of it the answer goes on with."""
+        self._rows[step.sequence.slot].token_ids += step.token_ids[: 1 + right]
+        step.sequence.num_computed += 1 + right
+
+    def computed(self, step: PrefillChunk | DecodeStep, seconds: float = 0.0) -> None:
         """Notes that a step has run without fault, and how long it took."""
         if isinstance(step, PrefillChunk):
             sequence = step.sequence

@@ -23,6 +23,7 @@ from qwenonnx.engine.request import (
     Usage,
 )
 from qwenonnx.engine.sampler import Sampler
+from qwenonnx.engine.speculation import PromptLookup
 from qwenonnx.errors import QwenonnxError
 from qwenonnx.text.detokenizer import Detokenizer
 from qwenonnx.text.stops import StopMatcher
@@ -70,6 +71,7 @@ class Sequence:
             end_ids=end_ids | request.stop_token_ids,
             min_tokens=request.min_tokens,
         )
+        self._lookup = PromptLookup()
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._submitted = time.perf_counter()
         self._admitted: float | None = None
@@ -156,6 +158,28 @@ class Sequence:
             self.finish("stop")
         elif is_full:
             self.finish("length")
+
+    def draft(self) -> tuple[int, ...]:
+        """Tokens that may come next, by prompt lookup; as many as there is room for, and often none."""
+        return self._lookup.draft(self.token_ids, self._max_tokens - self.num_output - 1)
+
+    def advance_drafted(self, logits: NDArray[np.float32], draft: tuple[int, ...]) -> int:
+        """Samples the next tokens by the logits `[1 + draft, vocab]` of the newest token and a draft.
+
+        Each is chosen as `advance` chooses it, one draw a token, so that the answer is what it would be without
+        drafts. It ends with the first token that differs from the draft's. Returns how many were right.
+
+        Raises:
+            NumericalError: the logits are unusable.
+        """
+        right = 0
+        for row, guess in zip(logits, (*draft, None), strict=True):
+            self.advance(row)
+            if self.is_finished or self.token_ids[-1] != guess:
+                break
+            right += 1
+        self._lookup.learn(len(draft), right, len(self.token_ids))
+        return right
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the request as it should; does nothing to one that has ended."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qwenonnx.engine.rows import SMALLEST_CHUNK, RowMove
 from qwenonnx.engine.runner import ModelRunner
-from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk
+from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, VerifyStep
 from qwenonnx.engine.sequence import Sequence
 from qwenonnx.errors import EngineError
 
@@ -76,6 +76,10 @@ class StepRunner:
             except EngineError as error:
                 rows.append(error)
         return rows
+
+    def verify(self, step: VerifyStep) -> NDArray[np.float32]:
+        """Runs the newest token and a draft; returns the logits `[1 + draft, vocab]`."""
+        return self._runner.score(step.token_ids, step.start, step.sequence.slot)
 
     def _score(self, chunk: PrefillChunk) -> NDArray[np.float32]:
         """Runs a chunk for the logits of all its tokens; returns those of the last one."""

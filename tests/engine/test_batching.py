@@ -71,7 +71,7 @@ def test_two_hundred_mixed_requests_with_aborts(engine: Engine, alone: Engine) -
             ticket.cancel()
     answers = []
     for inbox in inboxes:
-        events = []
+        events: list[Event] = []
         while not (events and isinstance(events[-1], Finished | Failed)):
             events.append(inbox.get(timeout=60))
         answers.append(events)

@@ -94,7 +94,7 @@ def make(tiny_tokenizer: Tokenizer) -> Iterator[Make]:
         faults: dict[int, Fault] | None = None,
         context_length: int = 128,
         started: bool = True,
-        **config: int,
+        **config: Any,
     ) -> Setup:
         ids = tiny_tokenizer.encode(script) if isinstance(script, str) else script
         runner = ScriptedRunner(ids, vocab_size=512, context_length=context_length, faults=faults)
