@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -95,9 +96,8 @@ class Simulation:
         return tuple(i for event in self.events[name][:-1] for i in getattr(event, "token_ids", ()))
 
 
-def config(**changes: int) -> SchedulerConfig:
-    defaults = {"prefill_chunk": 16, "max_queue": 1000, "max_running": 4, "num_rows": 6}
-    return SchedulerConfig(**{**defaults, **changes})
+def config(**changes: Any) -> SchedulerConfig:
+    return replace(SchedulerConfig(prefill_chunk=16, max_queue=1000, max_running=4, num_rows=6), **changes)
 
 
 PROMPTS = st.lists(
