@@ -14,10 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qwenonnx.config import ModelConfig
 from qwenonnx.graph.builder import GraphBuilder
 from qwenonnx.graph.folding import Folding
-from qwenonnx.graph.linear import EMBEDDING, HEAD, LinearStyle, Operand, Product, joined
+from qwenonnx.graph.linear import EMBEDDING, LinearStyle, Operand, Product, joined
 from qwenonnx.graph.rows import Rows
 from qwenonnx.graph.weights import Weights
 
@@ -61,6 +60,9 @@ class BlockQuantizer(Protocol):
     def quantize(self, name: str, matrix: NDArray[np.float32]) -> BlockMatrix:
         """The stored form of a matrix `[N, K]`; called once for each, in the order of the graph."""
 
+    def keep(self, name: str, names: Sequence[str], weights: Weights) -> None:
+        """Is told, in its place in the order, of a linear of the tensors `names` that stays as it is."""
+
 
 class BlockLinears(LinearStyle):
     """Linears as `MatMulNBits`, and one matrix for embedding (`GatherBlockQuantized`) and head where they are tied."""
@@ -72,18 +74,15 @@ class BlockLinears(LinearStyle):
         self._vocab = 0
         self._head = EMBEDDING
 
-    def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
-        """Adds the quantized embedding and head, and what the folding needs."""
-        self._vocab = config.vocab_size
-        self._head = EMBEDDING if config.tie_word_embeddings else HEAD
-        for name in dict.fromkeys((EMBEDDING, self._head)):
-            matrix = self._quantizer.quantize(name, weights.tensor(name))
-            packed = matrix.packed()
-            self._formats[name] = matrix.format
-            g.weight(name, packed.reshape(len(packed), -1))
-            g.weight(f"{name}_scale", matrix.scales)
-            g.alias(f"{name}_blocks", name, packed.shape)
-        self._folding.begin(g, config)
+    def add_matrix(self, g: GraphBuilder, name: str, weights: Weights) -> None:
+        """Adds it in blocks."""
+        matrix = self._quantizer.quantize(name, weights.tensor(name))
+        packed = matrix.packed()
+        self._formats[name] = matrix.format
+        self._vocab, self._head = len(packed), name
+        g.weight(name, packed.reshape(len(packed), -1))
+        g.weight(f"{name}_scale", matrix.scales)
+        g.alias(f"{name}_blocks", name, packed.shape)
 
     def embed(self, g: GraphBuilder, ids: str) -> str:
         """Gathers rows and dequantizes them."""
@@ -107,6 +106,10 @@ class BlockLinears(LinearStyle):
         weight = g.weight(f"{name}.weight", matrix.packed())
         scale = g.weight(f"{name}.weight_scale", matrix.scales)
         return Product(_product(g, x.value, weight, scale, matrix.values.shape, matrix.format, name))
+
+    def skip(self, names: Sequence[str], weights: Weights, name: str) -> None:
+        """Lets a calibration go on with the weights as they are."""
+        self._quantizer.keep(name, names, weights)
 
     def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
         """Logits from the matrix `[vocab, hidden]`."""

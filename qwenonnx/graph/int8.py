@@ -8,6 +8,8 @@ embedding (gathered rows) and as head (`QGemm` with the matrix transposed), with
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,6 @@ from qwenonnx.graph.builder import GraphBuilder
 from qwenonnx.graph.folding import Folding
 from qwenonnx.graph.linear import (
     EMBEDDING,
-    HEAD,
     LinearStyle,
     Operand,
     Product,
@@ -40,19 +41,53 @@ def quantize_rows(weight: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArra
     return np.rint(weight / scale[:, None]).astype(np.int8), scale
 
 
-class Int8Linears(LinearStyle):
-    """The `int8` recipe's linears."""
+@dataclass(frozen=True, slots=True)
+class ChannelMatrix:
+    """A quantized matrix `[N, K]`: values `[N, K]` in [-127, 127], scales `[N]`."""
 
-    def __init__(self, folding: Folding | None = None) -> None:
+    values: NDArray[np.int8]
+    scales: NDArray[np.float32]
+
+    def dequantized(self) -> NDArray[np.float32]:
+        """The matrix that the stored one stands for, `[N, K]`."""
+        return np.asarray(self.values * self.scales[:, None], dtype=np.float32)
+
+
+class ChannelQuantizer(Protocol):
+    """Decides to which values each matrix is rounded."""
+
+    def quantize(self, name: str, matrix: NDArray[np.float32]) -> ChannelMatrix:
+        """The stored form of a matrix `[N, K]`; called once for each, in the order of the graph."""
+
+    def keep(self, name: str, names: Sequence[str], weights: Weights) -> None:
+        """Is told, in its place in the order, of a linear of the tensors `names` that stays as it is."""
+
+
+class NearestChannels:
+    """Rounds every matrix to the nearest values."""
+
+    def quantize(self, name: str, matrix: NDArray[np.float32]) -> ChannelMatrix:
+        """The stored form of a matrix `[N, K]`."""
+        return ChannelMatrix(*quantize_rows(matrix))
+
+    def keep(self, name: str, names: Sequence[str], weights: Weights) -> None:
+        """Does nothing: each matrix is rounded alone."""
+
+
+class Int8Linears(LinearStyle):
+    """The `int8` recipe's linears; matrices are rounded to the nearest values where there is no other `quantizer`."""
+
+    def __init__(self, folding: Folding | None = None, quantizer: ChannelQuantizer | None = None) -> None:
         super().__init__(folding)
+        self._quantizer = quantizer or NearestChannels()
         self._zero_points: set[Rows] = set()
         self._vocab = 0
         self._piece = 0
         self._width = 0
         self._head = EMBEDDING
 
-    def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
-        """Adds the shared constants and the quantized embedding and head."""
+    def share(self, g: GraphBuilder, config: ModelConfig) -> None:
+        """Adds constants."""
         self._vocab = config.vocab_size
         self._piece = -(-config.vocab_size // HEAD_PIECES)
         self._width = config.hidden_size
@@ -61,11 +96,15 @@ class Int8Linears(LinearStyle):
         g.constant("zero_point", scalar(ZERO_POINT, np.uint8))
         g.constant("reciprocal_127", scalar(1 / 127, np.float32))
         g.constant("last_axis", np.array([-1], dtype=np.int64))
-        self._add_matrix(g, weights, EMBEDDING)
-        if not config.tie_word_embeddings:
-            self._add_matrix(g, weights, HEAD)
-            self._head = HEAD
-        self._folding.begin(g, config)
+
+    def add_matrix(self, g: GraphBuilder, name: str, weights: Weights) -> None:
+        """Adds it in int8, with a scale a row."""
+        matrix = self._quantizer.quantize(name, weights.tensor(name))
+        g.weight(name, matrix.values)
+        g.weight(f"{name}_scale", matrix.scales)
+        # QGemm wants zero points in the shape of the scales.
+        g.weight(f"{name}_zero_point", np.zeros(len(matrix.scales), dtype=np.int8))
+        self._head = name
 
     def embed(self, g: GraphBuilder, ids: str) -> str:
         """Gathers int8 rows and their scales."""
@@ -98,11 +137,15 @@ class Int8Linears(LinearStyle):
 
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
         """An integer product with weights `[K, N]`; the row scale is left to the caller."""
-        quantized, scale = quantize_rows(joined(weights, names))
-        weight = g.weight(f"{name}.weight", np.ascontiguousarray(quantized.T))
-        columns = g.weight(f"{name}.weight_scale", scale)
+        matrix = self._quantizer.quantize(name, joined(weights, names))
+        weight = g.weight(f"{name}.weight", np.ascontiguousarray(matrix.values.T))
+        columns = g.weight(f"{name}.weight_scale", matrix.scales)
         inputs = [x.value, weight, "one", columns, "zero_point"]
         return Product(g.node("MatMulIntegerToFloat", inputs, name, domain=MS), x.scale)
+
+    def skip(self, names: Sequence[str], weights: Weights, name: str) -> None:
+        """Lets a calibration go on with the weights as they are."""
+        self._quantizer.keep(name, names, weights)
 
     def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
         """Logits from the int8 matrix `[vocab, hidden]`."""
@@ -138,10 +181,3 @@ class Int8Linears(LinearStyle):
             g.node("Expand", ["zero_point", shape], name)
             self._zero_points.add(rows)
         return name
-
-    def _add_matrix(self, g: GraphBuilder, weights: Weights, name: str) -> None:
-        quantized, scale = quantize_rows(weights.tensor(name))
-        g.weight(name, quantized)
-        g.weight(f"{name}_scale", scale)
-        # QGemm wants zero points in the shape of the scales.
-        g.weight(f"{name}_zero_point", np.zeros(len(scale), dtype=np.int8))

@@ -42,9 +42,20 @@ class LinearStyle(ABC):
     def __init__(self, folding: Folding | None = None) -> None:
         self._folding = folding or Folding()
 
-    @abstractmethod
     def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
         """Adds what the whole graph shares; called once, before anything else."""
+        self.share(g, config)
+        for name in matrix_names(config):
+            self.add_matrix(g, name, weights)
+        self._folding.begin(g, config)
+
+    def share(self, g: GraphBuilder, config: ModelConfig) -> None:
+        """Adds small constants of this style, which may be one of several in a graph."""
+        return  # by default there are none
+
+    @abstractmethod
+    def add_matrix(self, g: GraphBuilder, name: str, weights: Weights) -> None:
+        """Adds the embedding or the head; the one added last serves as head."""
 
     @abstractmethod
     def embed(self, g: GraphBuilder, ids: str) -> str:
@@ -61,6 +72,10 @@ class LinearStyle(ABC):
     @abstractmethod
     def linear(self, g: GraphBuilder, x: Operand, names: Sequence[str], weights: Weights, name: str) -> Product:
         """One product with the weights `names` joined along their outputs, called `name`, without bias."""
+
+    def skip(self, names: Sequence[str], weights: Weights, name: str) -> None:
+        """Is told of a linear that another style writes in its place, in fp32."""
+        return  # most styles write each linear without a thought of the others
 
     @abstractmethod
     def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
@@ -80,6 +95,11 @@ class LinearStyle(ABC):
         return self.operand(g, value, name, width=width, rows=rows, scale=scale)
 
 
+def matrix_names(config: ModelConfig) -> tuple[str, ...]:
+    """The embedding, and the head where it is a matrix of its own."""
+    return (EMBEDDING,) if config.tie_word_embeddings else (EMBEDDING, HEAD)
+
+
 def joined(weights: Weights, names: Sequence[str]) -> NDArray[np.float32]:
     """The tensors `names`, joined along their first axis."""
     parts = [weights.tensor(name) for name in names]
@@ -89,15 +109,13 @@ def joined(weights: Weights, names: Sequence[str]) -> NDArray[np.float32]:
 class FloatLinears(LinearStyle):
     """Plain fp32: `MatMul` with weights `[K, N]`, and one matrix for embedding and head (`Gemm`) if they are tied."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, folding: Folding | None = None) -> None:
+        super().__init__(folding)
         self._head = ""
 
-    def begin(self, g: GraphBuilder, weights: Weights, config: ModelConfig) -> None:
-        """Adds the embedding, and the head where it is a matrix of its own."""
-        self._head = g.weight(EMBEDDING, weights.tensor(EMBEDDING))
-        if not config.tie_word_embeddings:
-            self._head = g.weight(HEAD, weights.tensor(HEAD))
+    def add_matrix(self, g: GraphBuilder, name: str, weights: Weights) -> None:
+        """Adds it in fp32."""
+        self._head = g.weight(name, weights.tensor(name))
 
     def embed(self, g: GraphBuilder, ids: str) -> str:
         """Gathers rows."""
@@ -110,6 +128,7 @@ class FloatLinears(LinearStyle):
 
     def head(self, g: GraphBuilder, hidden: str, *, width: int, rows: Rows) -> str:
         """A product with the rows of the embedding (or of the untied head)."""
+        hidden = self._folding.before_head(g, hidden)
         return g.node("Gemm", [hidden, self._head], "logits", attributes={"transB": 1})
 
 

@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.errors import PackageError
+from qwenonnx.graph.stored_graph import load_graph
 
 
 class StoredWeights:
     """The tensors of a fused fp32 graph under the checkpoint's names and in its layout.
 
     Raises:
-        PackageError: a tensor is missing, or lies outside the data file.
+        PackageError: the file is no ONNX model, or a tensor is missing or lies outside the data file.
     """
 
     def __init__(self, model_path: Path, config: ModelConfig) -> None:
         self._path = model_path
         self._config = config
-        model = onnx.load(str(model_path), load_external_data=False)
-        self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._initializers = {tensor.name: tensor for tensor in load_graph(model_path).graph.initializer}
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """One tensor; linears are `[out_features, in_features]` and may be views of the file."""

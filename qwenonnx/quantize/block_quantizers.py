@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qwenonnx.graph.blocks import BlockFormat, BlockMatrix
-from qwenonnx.graph.linear import EMBEDDING, HEAD
+from qwenonnx.graph.linear import EMBEDDING, HEAD, joined
+from qwenonnx.graph.weights import Weights
 from qwenonnx.quantize.block_scales import round_to_blocks
 from qwenonnx.quantize.calibration import CalibrationRun
 from qwenonnx.quantize.gptq import inverse_factor, round_with_feedback
@@ -37,6 +38,9 @@ class NearestBlocks:
         """The stored form of a matrix `[N, K]`."""
         return round_to_blocks(matrix, self.storage(name, matrix.shape[1]))
 
+    def keep(self, name: str, names: Sequence[str], weights: Weights) -> None:
+        """Does nothing: each matrix is rounded alone."""
+
 
 class CalibratedBlocks:
     """Rounds linears with GPTQ on the inputs that a calibration run gives them; embedding and head to the nearest."""
@@ -57,3 +61,8 @@ class CalibratedBlocks:
         result = round_with_feedback(matrix, self._factor, self._nearest.storage(name, matrix.shape[1]))
         self._run.advance(name, result.dequantized())
         return result
+
+    def keep(self, name: str, names: Sequence[str], weights: Weights) -> None:
+        """Runs the calibration texts through a linear that stays in fp32."""
+        self._run.gram(name)
+        self._run.advance(name, joined(weights, names))

@@ -1,53 +1,33 @@
-"""From an fp32 package to a quantized one: fold, write, judge, put in place."""
+"""From an fp32 package to a quantized one: choose, write, judge, put in place."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from qwenonnx.errors import QuantizeError
-from qwenonnx.evaluate.gate import GATE_TOKENS, GateLimits, GateResult, run_gate
+from qwenonnx.evaluate.gate import GATE_TOKENS, GateResult, run_gate
 from qwenonnx.evaluate.texts import bundled_texts
 from qwenonnx.files import Progress, require_space, staged_folder
-from qwenonnx.graph.blocks import BlockFormat, BlockLinears
-from qwenonnx.graph.builder import GraphBuilder
-from qwenonnx.graph.decoder import write_decoder
-from qwenonnx.graph.folding import Folding
-from qwenonnx.graph.int8 import Int8Linears
-from qwenonnx.graph.linear import LinearStyle
-from qwenonnx.graph.stored_weights import StoredWeights
-from qwenonnx.graph.weights import WatchedWeights, Weights, fp32_bytes
 from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME
 from qwenonnx.package.package import Package
-from qwenonnx.package.writer import TEXT_FILES, check_target, finish_package, tool_versions
-from qwenonnx.quantize.block_quantizers import CalibratedBlocks, NearestBlocks
-from qwenonnx.quantize.calibration import CalibrationRun
-from qwenonnx.quantize.calibration_texts import bundled_calibration, read_calibration
-from qwenonnx.quantize.recipes import RECIPES, Recipe
-from qwenonnx.quantize.rotated_weights import RotatedWeights
-from qwenonnx.runtime.fused_runner import FusedRunner
+from qwenonnx.package.writer import ADOPTED, check_target, finish_package, tool_versions
+from qwenonnx.quantize.exclusion import excluded
+from qwenonnx.quantize.fused import fused_bytes, kept_linears, write_fused
+from qwenonnx.quantize.options import QuantizeOptions, choose_recipe
+from qwenonnx.quantize.portable import portable_bytes, write_portable
+from qwenonnx.quantize.portable_linears import PortableGraph
+from qwenonnx.quantize.recipes import FusedRecipe, PortableRecipe
+from qwenonnx.quantize.verdict import advice, cost
+from qwenonnx.runtime.load import load_runner
 from qwenonnx.runtime.session import SessionConfig
 from qwenonnx.text.tokenizer import Tokenizer
 
 Stage = Callable[[str], Progress]
 SPARE_BYTES = 64 << 20
-CALIBRATION_TOKENS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizeOptions:
-    """What can be asked for beside a recipe.
-
-    `block_size` replaces the recipe's own, `calibration` the bundled texts; `gate` off writes the package however far
-    it is from its source.
-    """
-
-    block_size: int | None = None
-    calibration: tuple[Path, ...] = ()
-    gate: bool = True
 
 
 def quantize_package(
@@ -55,7 +35,8 @@ def quantize_package(
 ) -> Package:
     """Writes a quantized copy of `source` to `target`; `source` is only read, and `target` replaced at the end.
 
-    A package that fails the gate is kept beside `target` under a name that ends in `.refused`.
+    A package that fails the gate is kept beside `target` under a name that ends in `.refused`. One that passes, but is
+    much worse than its source, has a `warning` in the gate's entry of its manifest.
 
     Raises:
         QuantizeError: the recipe or an option is impossible, the source is quantized already, source and target are
@@ -64,35 +45,40 @@ def quantize_package(
         DiskSpaceError: the result does not fit.
     """
     options = options or QuantizeOptions()
-    recipe = _adapted(recipe_name, options, source)
-    _check_places(source, target)
-    config = source.config
-    require_space(target, int(fp32_bytes(config) * recipe.bits_per_weight / 32) + SPARE_BYTES)
+    _check_source(source, target)
+    recipe = choose_recipe(recipe_name, options, source)
+    _check_target(target)
+    if isinstance(recipe, FusedRecipe):
+        graph = None
+        kept = kept_linears(source.config, options.exclude)
+        needed = fused_bytes(source.config, recipe, kept)
+    else:
+        graph = PortableGraph.read(source.model_path)
+        kept = excluded(graph.linears, options.exclude)
+        needed = portable_bytes(source, graph, recipe, kept)
+    require_space(target, needed + SPARE_BYTES)
     source.check_sums(stage("checking the input"))
     with staged_folder(target) as folder:
-        for name in TEXT_FILES:
-            if (source.folder / name).is_file():
-                shutil.copyfile(source.folder / name, folder / name)
-        weights, style = _prepare(source, recipe, options)
-        with GraphBuilder(folder / MODEL_NAME, folder / DATA_NAME) as g:
-            write_decoder(g, config, WatchedWeights(weights, config, stage("quantizing")), style)
-            g.save("qwen2", {"recipe": recipe.name})
-        gate = _judge(source, folder, recipe.limits, stage("comparing with the input"))
+        _copy_texts(source, folder)
+        if isinstance(recipe, FusedRecipe):
+            write_fused(source, folder, recipe, kept, options.calibration, stage("quantizing"))
+        elif graph is not None:
+            write_portable(source, folder, graph, recipe, kept, options.calibration, stage)
+        written = _described(source, folder, recipe, options)
+        gate = _judge(source, written, recipe, stage("comparing with the input"))
         stage("summing the files")
-        manifest = replace(
-            source.manifest,
-            recipe=recipe.name,
-            versions=tool_versions(),
-            details={**source.manifest.details, "quantization": _choices(recipe), "gate": gate.to_json()},
-        )
-        finish_package(folder, manifest)
+        verdict = gate.to_json()
+        if warning := cost(recipe, gate, options.exclude):
+            verdict["warning"] = warning
+        manifest = written.manifest
+        finish_package(folder, replace(manifest, details={**manifest.details, "gate": verdict}))
         if not gate.passed and options.gate:
             aside = refused_folder(target)
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
             raise QuantizeError(
                 f"{target}: the package was refused because {gate.failure}; it is kept in {aside}, and --no-gate "
-                "writes it all the same."
+                f"writes it all the same{advice(recipe)}."
             )
     return Package.open(target)
 
@@ -102,27 +88,7 @@ def refused_folder(target: Path) -> Path:
     return target.with_name(f"{target.name}.refused")
 
 
-def _adapted(name: str, options: QuantizeOptions, source: Package) -> Recipe:
-    recipe = RECIPES.get(name)
-    if recipe is None:
-        raise QuantizeError(f"there is no recipe {name!r}; choose one of: {', '.join(RECIPES)}.")
-    if options.calibration and not recipe.calibrate:
-        raise QuantizeError(f"the recipe {name} uses no calibration texts; leave --calibration out.")
-    size = options.block_size
-    if size is not None:
-        if recipe.linears is None:
-            raise QuantizeError(f"the recipe {name} has no blocks; leave --block-size out.")
-        widths = (source.config.hidden_size, source.config.q_size, source.config.intermediate_size)
-        if size < 16 or size & (size - 1) or any(width % size for width in widths):
-            raise QuantizeError(
-                f"a block size of {size} is not possible: it must be a power of two from 16 on that divides "
-                f"{', '.join(str(width) for width in sorted(set(widths)))}."
-            )
-        recipe = replace(recipe, linears=BlockFormat(recipe.linears.bits, size), special={})
-    return recipe
-
-
-def _check_places(source: Package, target: Path) -> None:
+def _check_source(source: Package, target: Path) -> None:
     if source.manifest.recipe != "fp32":
         raise QuantizeError(
             f"{source.folder}: already quantized (recipe {source.manifest.recipe}); "
@@ -130,48 +96,47 @@ def _check_places(source: Package, target: Path) -> None:
         )
     if target.resolve() == source.folder.resolve():
         raise QuantizeError(f"{target}: input and output are the same folder; choose another one with -o.")
+
+
+def _check_target(target: Path) -> None:
     check_target(target)
     check_target(refused_folder(target))
 
 
-def _prepare(source: Package, recipe: Recipe, options: QuantizeOptions) -> tuple[Weights, LinearStyle]:
-    config = source.config
-    weights: Weights = StoredWeights(source.model_path, config)
-    folding = Folding()
-    if recipe.rotate:
-        rotated = RotatedWeights(weights, config)
-        weights, folding = rotated, rotated.folding
-    if recipe.linears is None or recipe.embedding is None:
-        return weights, Int8Linears(folding)
-    nearest = NearestBlocks(recipe.linears, recipe.embedding, recipe.special)
-    if not recipe.calibrate:
-        return weights, BlockLinears(nearest, folding)
-    tokenizer = Tokenizer.load(source.folder)
-    texts = read_calibration(list(options.calibration)) if options.calibration else bundled_calibration()
-    limit = min(CALIBRATION_TOKENS, config.context_length)
-    run = CalibrationRun(config, weights, folding, _usable([tokenizer.encode(text)[:limit] for text in texts]))
-    return weights, BlockLinears(CalibratedBlocks(nearest, run), folding)
+def _copy_texts(source: Package, folder: Path) -> None:
+    """Copies the files of a package that are neither graph nor weights."""
+    manifest = source.manifest
+    for name in manifest.files:
+        if name not in (manifest.model_file, *manifest.data_files):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source.folder / name, folder / name)
 
 
-def _usable(texts: Sequence[list[int]]) -> list[list[int]]:
-    usable = [text for text in texts if len(text) > 1]
-    if not usable:
-        raise QuantizeError("the calibration texts hold no two tokens together; give longer ones.")
-    return usable
+def _described(
+    source: Package, folder: Path, recipe: FusedRecipe | PortableRecipe, options: QuantizeOptions
+) -> Package:
+    """The package that is being written into `folder`, its files not summed and its gate not passed yet."""
+    details = {key: value for key, value in source.manifest.details.items() if key != ADOPTED}
+    manifest = replace(
+        source.manifest,
+        recipe=recipe.name,
+        versions={**source.manifest.versions, **tool_versions()},
+        details={**details, "quantization": _choices(recipe, options.exclude)},
+        model_file=MODEL_NAME,
+        data_files=(DATA_NAME,) if (folder / DATA_NAME).is_file() else (),
+    )
+    return replace(source, folder=folder, manifest=manifest)
 
 
-def _judge(source: Package, folder: Path, limits: GateLimits, progress: Progress) -> GateResult:
+def _judge(source: Package, written: Package, recipe: FusedRecipe | PortableRecipe, progress: Progress) -> GateResult:
     context = min(GATE_TOKENS, source.config.context_length)
-    runners = [
-        FusedRunner(path, source.config, session, context_length=context)
-        for path, session in (
-            (source.model_path, SessionConfig.for_one_run()),
-            (folder / MODEL_NAME, SessionConfig.for_this_machine()),
-        )
-    ]
-    return run_gate(runners[0], runners[1], Tokenizer.load(folder), bundled_texts(), limits, progress)
+    reference = load_runner(source, SessionConfig.for_one_run(), context_length=context)
+    candidate = load_runner(written, SessionConfig.for_this_machine(), context_length=context)
+    return run_gate(reference, candidate, Tokenizer.load(written.folder), bundled_texts(), recipe.limits, progress)
 
 
-def _choices(recipe: Recipe) -> dict[str, Any]:
-    chosen = {name: value for name, value in asdict(recipe).items() if name not in ("name", "limits")}
+def _choices(recipe: FusedRecipe | PortableRecipe, exclude: Sequence[str]) -> dict[str, Any]:
+    chosen = {name: value for name, value in asdict(recipe).items() if name not in ("name", "limits", "warning")}
+    if exclude:
+        chosen["exclude"] = list(exclude)
     return {name: value for name, value in chosen.items() if value is not None}

@@ -16,7 +16,7 @@ from qwenonnx.errors import DiskSpaceError, PackageError, QuantizeError
 from qwenonnx.evaluate.fidelity import measure_fidelity
 from qwenonnx.evaluate.texts import bundled_texts
 from qwenonnx.package.package import Package
-from qwenonnx.runtime.fused_runner import FusedRunner
+from qwenonnx.runtime.load import PackageRunner
 from qwenonnx.text.tokenizer import Tokenizer
 
 # Only attention, norms and the two rotations are in fp32, so what differs by batch or chunk is rounding there,
@@ -158,7 +158,7 @@ def test_results_do_not_depend_on_how_a_prompt_is_cut(sizes: tuple[int, ...], ti
     assert np.abs(chunked - whole).max() < COMPANION_TOLERANCE
 
 
-def in_chunks(runner: FusedRunner, sizes: tuple[int, ...]) -> NDArray[np.float32]:
+def in_chunks(runner: PackageRunner, sizes: tuple[int, ...]) -> NDArray[np.float32]:
     parts, start = [], 0
     for size in sizes:
         parts.append(runner.score(TOKENS[start : start + size], start))
