@@ -98,7 +98,8 @@ class ContextLengthError(InvalidRequestError):
 
     def __init__(self, prompt_tokens: int, context_length: int, *, param: str | None = "messages") -> None:
         super().__init__(
-            f"This model's context is {context_length} tokens, but the prompt has {prompt_tokens} tokens; "
+            # Clients of OpenAI know this kind of error by its first words.
+            f"This model's maximum context length is {context_length} tokens, but the prompt has {prompt_tokens}; "
             f"shorten it to at most {context_length - 1}.",
             param=param,
             code="context_length_exceeded",

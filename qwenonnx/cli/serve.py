@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -36,6 +37,25 @@ def serve(
     threads: Threads = None,
     prefill_chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Prompt tokens run at once.")] = 256,
     max_queue: Annotated[int, typer.Option(metavar="N", min=1, help="Requests that may wait; more get a 429.")] = 64,
+    max_running: Annotated[
+        int, typer.Option(metavar="N", min=1, max=256, help="Requests that are answered at once.")
+    ] = 16,
+    max_step_delay: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.01, max=60, help="How long a piece of a prompt may hold up answers."),
+    ] = 0.1,
+    kv_memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MB",
+            min=1,
+            help="Memory for keys and values in MB (default: one full context, or half of the rest).",
+        ),
+    ] = None,
+    speculate: Annotated[
+        bool,
+        typer.Option("--speculate/--no-speculate", help="Guess repeated text (prompt lookup) when one request runs."),
+    ] = False,
     temperature: Annotated[
         float | None, typer.Option(metavar="X", min=0, max=2, help="Default temperature of requests.")
     ] = None,
@@ -46,11 +66,27 @@ def serve(
     repetition_penalty: Annotated[
         float | None, typer.Option(metavar="X", min=0.01, max=10, help="Default repetition penalty of requests.")
     ] = None,
+    max_tokens_default: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Tokens of an answer where the request sets no limit."),
+    ] = None,
+    last_turns: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Keep only the last N turns of long chats (default: refuse these)."),
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY", envvar="QWENONNX_API_KEY", help="Accepted bearer token; repeatable. Default: none needed."
         ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="File of more such tokens, one a line; # starts a comment."),
+    ] = None,
+    rate_limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Requests a minute of each key, or else of each client address."),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
@@ -59,6 +95,9 @@ def serve(
     max_body: Annotated[
         int, typer.Option(metavar="BYTES", min=1, max=1 << 30, help="Largest request body in bytes.")
     ] = 8 << 20,
+    max_messages: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1 << 20, help="Most messages in one request.")
+    ] = 2048,
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Compare all files with their sums while loading."),
@@ -73,9 +112,10 @@ def serve(
     ] = "info",
 ) -> None:
     """Serve a package over HTTP with the OpenAI API."""
-    from qwenonnx.engine.engine import EngineConfig
+    from qwenonnx.engine.config import EngineConfig
     from qwenonnx.engine.load import load_model
     from qwenonnx.runtime.load import session_config
+    from qwenonnx.server.access import read_keys
     from qwenonnx.server.config import ServeConfig
     from qwenonnx.server.run import serve as run
 
@@ -85,7 +125,11 @@ def serve(
         log_level=log_level,
         grace=grace,
         max_body=max_body,
-        api_keys=tuple(api_key or ()),
+        max_messages=max_messages,
+        requests_per_minute=rate_limit,
+        last_turns=last_turns,
+        max_tokens_default=max_tokens_default,
+        api_keys=(*(api_key or ()), *read_keys(api_key_file)),
         cors_origins=tuple(cors_origin or ()),
         temperature=temperature,
         top_p=top_p,
@@ -95,10 +139,19 @@ def serve(
     # What can be wrong with the folder is said before the port is taken.
     opened = open_package(package)
     session = session_config(threads)
-    engine = EngineConfig(prefill_chunk=prefill_chunk, max_queue=max_queue)
+    engine = EngineConfig(
+        prefill_chunk=prefill_chunk,
+        max_queue=max_queue,
+        max_running=max_running,
+        max_step_delay=max_step_delay,
+        speculate=speculate,
+    )
+    kv_bytes = None if kv_memory is None else kv_memory * 1_000_000
 
     def load() -> Served:
-        model = load_model(opened, session, engine=engine, context_length=context_length, check=check)
+        model = load_model(
+            opened, session, engine=engine, context_length=context_length, kv_memory=kv_bytes, check=check
+        )
         return _served(model, model_name, session, checked=check)
 
     raise typer.Exit(run(load, config))
@@ -128,6 +181,7 @@ def _served(model: LoadedModel, name: str | None, session: SessionConfig, *, che
             "recipe": manifest.recipe,
             "threads": session.threads,
             "context_length": model.context_length,
+            "max_running": model.engine.max_running,
             "integrity_checked": checked,
             "gate": gate,
         },

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qwenonnx.engine.request import FinishReason, Usage
+from qwenonnx.server.choices import FinishedChoice, Piece
+from qwenonnx.server.logprobs import PlacedToken, chat_logprobs, completion_logprobs
+from qwenonnx.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
@@ -21,16 +25,16 @@ class Answer(Protocol):
     def prompt_param(self) -> str:
         """The name of the field that holds the prompt."""
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> Json:
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
         """The answer in one piece."""
 
-    def opening(self) -> Json | None:
-        """The first piece of a stream."""
+    def opening(self, index: int) -> Json | None:
+        """The first piece of a choice in a stream."""
 
-    def piece(self, text: str) -> Json:
-        """More text."""
+    def piece(self, index: int, piece: Piece) -> Json:
+        """More of a choice."""
 
-    def closing(self, reason: FinishReason) -> Json:
+    def closing(self, index: int, reason: FinishReason) -> Json:
         """The last piece of a choice."""
 
     def usage(self, usage: Usage) -> Json:
@@ -39,37 +43,53 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """`chat.completion` and `chat.completion.chunk`."""
+    """`chat.completion` and `chat.completion.chunk`.
+
+    `extra` are further fields of the whole answer and of each choice's opening; `tokenizer` is set where
+    log-probabilities are wanted.
+    """
 
     id: str
     model: str
     created: int
+    tokenizer: Tokenizer | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
     prompt_param: str = "messages"
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> Json:
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
         """See Answer."""
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        return {**self._head("chat.completion"), "choices": [choice], "usage": usage_object(usage)}
+        items = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs(choice.tokens),
+                "finish_reason": choice.reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        return {**self._head("chat.completion"), "choices": items, "usage": usage_object(usage), **self.extra}
 
-    def opening(self) -> Json | None:
+    def opening(self, index: int) -> Json | None:
         """See Answer."""
-        return self._chunk({"role": "assistant", "content": ""}, None)
+        return {**self._chunk(index, {"role": "assistant", "content": ""}, None), **self.extra}
 
-    def piece(self, text: str) -> Json:
+    def piece(self, index: int, piece: Piece) -> Json:
         """See Answer."""
-        return self._chunk({"content": text}, None)
+        return self._chunk(index, {"content": piece.text}, None, self._logprobs(piece.tokens))
 
-    def closing(self, reason: FinishReason) -> Json:
+    def closing(self, index: int, reason: FinishReason) -> Json:
         """See Answer."""
-        return self._chunk({}, reason)
+        return self._chunk(index, {}, reason)
 
     def usage(self, usage: Usage) -> Json:
         """See Answer."""
         return {**self._head("chat.completion.chunk"), "choices": [], "usage": usage_object(usage)}
 
-    def _chunk(self, delta: Json, reason: FinishReason | None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _logprobs(self, tokens: Sequence[PlacedToken]) -> Json | None:
+        return None if self.tokenizer is None else chat_logprobs(tokens, self.tokenizer)
+
+    def _chunk(self, index: int, delta: Json, reason: FinishReason | None, logprobs: Json | None = None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def _head(self, kind: str) -> Json:
@@ -78,36 +98,43 @@ class ChatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CompletionAnswer:
-    """`text_completion`, which has the same form in a stream."""
+    """`text_completion`, which has the same form in a stream; `tokenizer` as in ChatAnswer."""
 
     id: str
     model: str
     created: int
+    tokenizer: Tokenizer | None = None
     prompt_param: str = "prompt"
 
-    def whole(self, text: str, reason: FinishReason, usage: Usage) -> Json:
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Json:
         """See Answer."""
-        return {**self._with_choice(text, reason), "usage": usage_object(usage)}
+        items = [
+            self._choice(index, choice.text, choice.reason, self._logprobs(choice.tokens))
+            for index, choice in enumerate(choices)
+        ]
+        return {**self._head(), "choices": items, "usage": usage_object(usage)}
 
-    def opening(self) -> Json | None:
+    def opening(self, index: int) -> Json | None:
         """See Answer."""
         return None
 
-    def piece(self, text: str) -> Json:
+    def piece(self, index: int, piece: Piece) -> Json:
         """See Answer."""
-        return self._with_choice(text, None)
+        return {**self._head(), "choices": [self._choice(index, piece.text, None, self._logprobs(piece.tokens))]}
 
-    def closing(self, reason: FinishReason) -> Json:
+    def closing(self, index: int, reason: FinishReason) -> Json:
         """See Answer."""
-        return self._with_choice("", reason)
+        return {**self._head(), "choices": [self._choice(index, "", reason, None)]}
 
     def usage(self, usage: Usage) -> Json:
         """See Answer."""
         return {**self._head(), "choices": [], "usage": usage_object(usage)}
 
-    def _with_choice(self, text: str, reason: FinishReason | None) -> Json:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-        return {**self._head(), "choices": [choice]}
+    def _logprobs(self, tokens: Sequence[PlacedToken]) -> Json | None:
+        return None if self.tokenizer is None else completion_logprobs(tokens, self.tokenizer)
+
+    def _choice(self, index: int, text: str, reason: FinishReason | None, logprobs: Json | None) -> Json:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _head(self) -> Json:
         return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}

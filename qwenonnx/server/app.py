@@ -13,9 +13,12 @@ from starlette.middleware.cors import CORSMiddleware
 
 import qwenonnx
 from qwenonnx.errors import InvalidRequestError, QwenonnxError
+from qwenonnx.server.access import ApiKeys, RateLimit
 from qwenonnx.server.config import ServeConfig
+from qwenonnx.server.docs_page import build_docs_routes
 from qwenonnx.server.errors import ClientDisconnectedError, error_response
-from qwenonnx.server.middleware import ApiKeys, Guard, OriginForm, RequestId
+from qwenonnx.server.middleware import Guard, HeadRequests, OriginForm, RequestId
+from qwenonnx.server.openapi import add_openapi
 from qwenonnx.server.page_routes import build_page_routes
 from qwenonnx.server.routes import build_routes
 from qwenonnx.server.served import Served
@@ -44,10 +47,14 @@ def create_app(load: Callable[[], Served], config: ServeConfig) -> FastAPI:
         lifespan=lifespan,
         middleware=_middleware(config),
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
     )
+    add_openapi(app)
     app.state.service = service
     app.include_router(build_routes(service))
     app.include_router(build_page_routes())
+    app.include_router(build_docs_routes(app))
     app.add_exception_handler(QwenonnxError, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -56,7 +63,7 @@ def create_app(load: Callable[[], Served], config: ServeConfig) -> FastAPI:
 
 def _middleware(config: ServeConfig) -> list[Middleware]:
     """Outermost first: inner errors carry the request id and CORS headers; preflights need no key."""
-    result = [Middleware(OriginForm), Middleware(RequestId)]
+    result = [Middleware(OriginForm), Middleware(RequestId), Middleware(HeadRequests)]
     if config.cors_origins:
         result.append(
             Middleware(
@@ -70,6 +77,8 @@ def _middleware(config: ServeConfig) -> list[Middleware]:
     result.append(Middleware(Guard))
     if config.api_keys:
         result.append(Middleware(ApiKeys, keys=config.api_keys))
+    if config.requests_per_minute is not None:
+        result.append(Middleware(RateLimit, per_minute=config.requests_per_minute, by_key=bool(config.api_keys)))
     return result
 
 

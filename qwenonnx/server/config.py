@@ -39,6 +39,14 @@ class ServeConfig:
     """Seconds in which the head of a request must have arrived on a new connection, or once its first byte has."""
     max_connections: int = 1024
     """Connections open at once, if the system allows so many; beyond them idle ones are closed."""
+    max_messages: int = 2048
+    """Most messages in one request."""
+    requests_per_minute: int | None = None
+    """POST requests that one key, or without keys one client address, may send a minute; None sets no limit."""
+    last_turns: int | None = None
+    """Turns that conversations are cut to, unless a request says otherwise; None refuses those that are too long."""
+    max_tokens_default: int | None = None
+    """Tokens of an answer where the request sets no limit; None: chat goes to the end of the context, others get 16."""
     api_keys: tuple[str, ...] = ()
     """Accepted bearer tokens; none means that no key is needed."""
     cors_origins: tuple[str, ...] = ()
@@ -56,6 +64,10 @@ class ServeConfig:
         _check("body_timeout", self.body_timeout, 0.001, 3600)
         _check("header_timeout", self.header_timeout, 0.001, 3600)
         _check("max_connections", self.max_connections, 1, 1 << 16)
+        _check("max_messages", self.max_messages, 1, 1 << 20)
+        _check("requests_per_minute", self.requests_per_minute, 1, 1_000_000)
+        _check("last_turns", self.last_turns, 1, 1_000_000)
+        _check("max_tokens_default", self.max_tokens_default, 1, 2**31 - 1)
         _check("temperature", self.temperature, 0, 2)
         _check("top_p", self.top_p, 0, 1)
         _check("top_k", self.top_k, -1, 2**31 - 1)

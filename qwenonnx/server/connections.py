@@ -18,7 +18,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from qwenonnx.server.malformed import malformed_response
 
 logger = logging.getLogger("qwenonnx.server")
 
@@ -211,6 +214,15 @@ class Connection(H11Protocol):
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP with an error object, as everything else that is wrong."""
+        try:
+            for event in malformed_response():
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            pass  # an answer is on its way already
+        self.transport.close()
 
     @property
     def _is_waiting(self) -> bool:

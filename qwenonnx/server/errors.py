@@ -37,6 +37,14 @@ class HttpError(InvalidRequestError):
         self.close = close
 
 
+class RateLimitedError(HttpError):
+    """A client sends requests faster than it may."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(HTTPStatus.TOO_MANY_REQUESTS, message)
+        self.retry_after = retry_after
+
+
 def error_object(error: BaseException) -> dict[str, Any]:
     """The OpenAI form `{"error": {message, type, param, code}}`; unknown exceptions keep their text."""
     kind, param, code = "server_error", None, None
@@ -45,6 +53,8 @@ def error_object(error: BaseException) -> dict[str, Any]:
             kind, code = "invalid_request_error", "invalid_api_key"
         case ModelNotFoundError():
             kind, param, code = "invalid_request_error", "model", "model_not_found"
+        case RateLimitedError():
+            kind, code = "rate_limit_error", "rate_limit_exceeded"
         case InvalidRequestError():
             kind, param, code = "invalid_request_error", error.param, error.code
         case HTTPException():
@@ -108,7 +118,7 @@ def _headers(error: BaseException) -> Mapping[str, str]:
             return {"connection": "close"}
         case AuthenticationError():
             return {"www-authenticate": "Bearer"}
-        case QueueFullError():
+        case QueueFullError() | RateLimitedError():
             seconds = max(error.retry_after, 0.0)
             return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
         case UnavailableError():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from qwenonnx.server.jsonbody import json_type
@@ -41,13 +41,30 @@ def _arguments(value: Any) -> Any:
     return value
 
 
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+Content = Annotated[
+    str | None,
+    BeforeValidator(_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}, {"type": "null"}]}),
+]
+Arguments = Annotated[
+    Any,
+    BeforeValidator(_arguments),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
+]
+
+
 class FunctionCall(BaseModel):
     """What an assistant called; `arguments` is JSON in a string, or an object."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     name: str
-    arguments: Annotated[Any, BeforeValidator(_arguments)] = None
+    arguments: Arguments = None
 
 
 class ToolCall(BaseModel):
@@ -65,7 +82,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     role: Role
-    content: Annotated[str | None, BeforeValidator(_content)] = None
+    content: Content = None
     tool_calls: list[ToolCall] | None = None
 
     @model_validator(mode="after")
@@ -75,6 +92,11 @@ class ChatMessage(BaseModel):
         if self.content is None and not self.tool_calls:
             raise PydanticCustomError("content", "must have a content")
         return self
+
+    @property
+    def is_instruction(self) -> bool:
+        """Whether it is said by whoever set the model up."""
+        return self.role in ("system", "developer")
 
     def for_template(self) -> dict[str, Any]:
         """The form that chat templates read; a developer speaks as the system."""

@@ -6,30 +6,32 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from qwenonnx.engine.request import GenerationRequest
-from qwenonnx.engine.sampling import SamplingParams
 from qwenonnx.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from qwenonnx.server.answers import Answer, ChatAnswer, CompletionAnswer
+from qwenonnx.server.choices import ChoiceRules
 from qwenonnx.server.config import ServeConfig
 from qwenonnx.server.jsonbody import parse_object
-from qwenonnx.server.schema import ChatRequest, CompletionRequest, GenerationFields, parse_fields
+from qwenonnx.server.prepared import Prepared
+from qwenonnx.server.prompts import chat_prompt, last_turns, text_prompts
+from qwenonnx.server.sampling import sampling_params
+from qwenonnx.server.schema import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationFields, parse_fields
 from qwenonnx.server.served import Served
+from qwenonnx.text.fill_in import fill_in_ends
 
 DEFAULT_COMPLETION_TOKENS = 16
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked request: what the engine gets, and how it is answered."""
+class _Plan:
+    """What is the same for all choices of a request."""
 
-    request: GenerationRequest
-    answer: Answer
-    stream: bool
-    include_usage: bool
+    limit: int | None
+    logprobs: int | None
+    prompt_logprobs: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
 
 
 def prepare_chat(body: bytes, served: Served, config: ServeConfig) -> Prepared:
@@ -39,35 +41,23 @@ def prepare_chat(body: bytes, served: Served, config: ServeConfig) -> Prepared:
         InvalidRequestError: the request is at fault.
     """
     raw = parse_object(body)
-    _check_number_of_messages(raw.get("messages"), served)
+    check_number_of_messages(raw.get("messages"), config)
     fields = parse_fields(ChatRequest, raw)
-    _check_model(fields, served)
-    continued = bool(fields.continue_final_message)
-    if continued:
-        last = fields.messages[-1]
-        if fields.add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other; send one of them.",
-                param="continue_final_message",
-            )
-        if last.role != "assistant" or last.tool_calls:
-            raise InvalidRequestError(
-                "continue_final_message needs a last message of the assistant, without tool_calls.",
-                param="messages",
-            )
-    opened = not continued and fields.add_generation_prompt is not False
-    try:
-        prompt = served.chat_template.encode(
-            [message.for_template() for message in fields.messages],
-            add_generation_prompt=opened,
-            continue_final_message=continued,
-        )
-    except InvalidRequestError as error:
-        error.param = error.param or "messages"
-        raise
+    check_model(fields.model, served)
+    if fields.top_logprobs and not fields.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs", code="invalid_value")
+    if last_turns(fields, config) is None:
+        _check_messages_fit(fields, served)
     limit = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    answer = ChatAnswer(f"chatcmpl-{uuid.uuid4().hex}", served.model_name, int(time.time()))
-    return _prepared(fields, prompt, limit, answer, served, config)
+    limit = config.max_tokens_default if limit is None else limit
+    prompt = chat_prompt(fields, limit, served, config)
+    tokenizer = served.tokenizer if fields.logprobs else None
+    answer = ChatAnswer(
+        f"chatcmpl-{uuid.uuid4().hex}", served.model_name, int(time.time()), tokenizer, extra=prompt.report
+    )
+    plan = _Plan(limit, (fields.top_logprobs or 0) if fields.logprobs else None, stop_token_ids=fields.stop_token_ids)
+    rules = ChoiceRules(tokenizer=tokenizer)
+    return _prepared(fields, [(tuple(prompt.ids), rules)], plan, answer, served, config)
 
 
 def prepare_completion(body: bytes, served: Served, config: ServeConfig) -> Prepared:
@@ -77,87 +67,142 @@ def prepare_completion(body: bytes, served: Served, config: ServeConfig) -> Prep
         InvalidRequestError: the request is at fault.
     """
     fields = parse_fields(CompletionRequest, parse_object(body))
-    _check_model(fields, served)
-    prompt = fields.prompt if isinstance(fields.prompt, list) else served.tokenizer.encode(fields.prompt)
-    limit = DEFAULT_COMPLETION_TOKENS if fields.max_tokens is None else fields.max_tokens
-    answer = CompletionAnswer(f"cmpl-{uuid.uuid4().hex}", served.model_name, int(time.time()))
-    return _prepared(fields, prompt, limit, answer, served, config)
+    check_model(fields.model, served)
+    if fields.echo and fields.suffix:
+        raise InvalidRequestError("echo and suffix exclude each other; send one of them.", param="echo")
+    limit = fields.max_tokens
+    if limit is None:
+        limit = DEFAULT_COMPLETION_TOKENS if config.max_tokens_default is None else config.max_tokens_default
+    # Without new tokens there is only the prompt to tell about, and the engine must run to tell its probabilities.
+    mute = limit == 0
+    if mute and not fields.echo:
+        raise InvalidRequestError("max_tokens must be at least 1, or echo be true.", param="max_tokens")
+    tokenizer = served.tokenizer if fields.logprobs is not None else None
+    prompts = []
+    for prompt in text_prompts(fields, served):
+        told = prompt.ids if fields.echo and tokenizer is not None else ()
+        rules = ChoiceRules(prompt.text if fields.echo else None, told, mute, tokenizer)
+        prompts.append((prompt.ids, rules))
+    plan = _Plan(
+        max(limit, 1),
+        fields.logprobs,
+        fields.logprobs if fields.echo else None,
+        fields.stop_token_ids | (fill_in_ends(served.tokenizer) if fields.suffix else frozenset()),
+    )
+    answer = CompletionAnswer(f"cmpl-{uuid.uuid4().hex}", served.model_name, int(time.time()), tokenizer)
+    return _prepared(fields, prompts, plan, answer, served, config)
+
+
+def check_model(model: str | None, served: Served) -> None:
+    """Refuses names of other models.
+
+    Raises:
+        ModelNotFoundError: it is one.
+    """
+    if model is not None and model not in (served.model_name, *served.aliases):
+        raise ModelNotFoundError(f"The model {model[:200]!r} is not served here; {served.model_name!r} is.")
+
+
+def check_number_of_messages(messages: Any, config: ServeConfig) -> None:
+    """Refuses absurdly many messages before they are looked at, since looking at a million takes seconds.
+
+    Raises:
+        InvalidRequestError: there are more than the server takes.
+    """
+    if isinstance(messages, list) and len(messages) > config.max_messages:
+        raise InvalidRequestError(
+            f"messages must hold at most {config.max_messages} messages, but it holds {len(messages)}.",
+            param="messages",
+            code="array_above_max_length",
+        )
+
+
+def check_prompt(prompt: Sequence[int], served: Served, param: str) -> None:
+    """Refuses prompts that the model cannot be given.
+
+    Raises:
+        InvalidRequestError: it is empty, or has ids without a token.
+        ContextLengthError: it leaves no room for an answer.
+    """
+    if not prompt:
+        raise InvalidRequestError("The prompt is empty; it needs at least one token.", param=param)
+    check_token_ids(prompt, served, param)
+    # The engine checks this again, but does not know the name of the field.
+    if len(prompt) >= served.context_length:
+        raise ContextLengthError(len(prompt), served.context_length, param=param)
+
+
+def check_token_ids(ids: Sequence[int] | frozenset[int], served: Served, param: str) -> None:
+    """Refuses ids that stand for no token.
+
+    Raises:
+        InvalidRequestError: there is one.
+    """
+    if any(not 0 <= token_id < served.tokenizer.num_tokens for token_id in ids):
+        raise InvalidRequestError(
+            f"{param} has a token id outside of the vocabulary (0 to {served.tokenizer.num_tokens - 1}).", param=param
+        )
 
 
 def _prepared(
     fields: GenerationFields,
-    prompt: Sequence[int],
-    limit: int | None,
+    prompts: Sequence[tuple[tuple[int, ...], ChoiceRules]],
+    plan: _Plan,
     answer: Answer,
     served: Served,
     config: ServeConfig,
 ) -> Prepared:
-    param = answer.prompt_param
-    if not prompt:
-        raise InvalidRequestError("The prompt is empty; it needs at least one token.", param=param)
-    if any(not 0 <= token_id < served.tokenizer.num_tokens for token_id in prompt):
+    count = fields.n or 1
+    if fields.best_of is not None and fields.best_of != count:
         raise InvalidRequestError(
-            f"The prompt has a token id outside of the vocabulary (0 to {served.tokenizer.num_tokens - 1}).",
-            param=param,
+            f"best_of must be n, which is {count}: choices are not ranked by this server.",
+            param="best_of",
+            code="unsupported_parameter",
         )
-    # The engine checks this again, but does not know the name of the field.
-    if len(prompt) >= served.context_length:
-        raise ContextLengthError(len(prompt), served.context_length, param=param)
-    if any(token_id >= served.tokenizer.num_tokens for token_id in fields.logit_bias):
-        raise InvalidRequestError("logit_bias has a token id outside of the vocabulary.", param="logit_bias")
+    if count * len(prompts) > MAX_CHOICES:
+        raise InvalidRequestError(f"prompt times n must be at most {MAX_CHOICES} choices.", param="n")
+    for prompt, _ in prompts:
+        check_prompt(prompt, served, answer.prompt_param)
+    check_token_ids(frozenset(fields.logit_bias), served, "logit_bias")
+    check_token_ids(fields.stop_token_ids, served, "stop_token_ids")
     minimum = fields.min_tokens or 0
-    if limit is not None and minimum > limit:
-        raise InvalidRequestError(f"min_tokens is {minimum}, but max_tokens is {limit}.", param="min_tokens")
-    request = GenerationRequest(
-        prompt_ids=tuple(prompt),
-        sampling=_sampling(fields, served, config),
-        max_tokens=limit,
-        min_tokens=minimum,
-        stop=fields.stop,
-        ignore_eos=bool(fields.ignore_eos),
-        request_id=answer.id,
+    if plan.limit is not None and minimum > plan.limit:
+        raise InvalidRequestError(f"min_tokens is {minimum}, but max_tokens is {plan.limit}.", param="min_tokens")
+    requests = tuple(
+        GenerationRequest(
+            prompt_ids=prompt,
+            sampling=sampling_params(fields, served, config, choice),
+            max_tokens=plan.limit,
+            min_tokens=minimum,
+            stop=fields.stop,
+            ignore_eos=bool(fields.ignore_eos),
+            request_id=answer.id,
+            logprobs=plan.logprobs,
+            stop_token_ids=plan.stop_token_ids,
+            include_stop=bool(fields.include_stop_str_in_output),
+            prompt_logprobs=plan.prompt_logprobs,
+        )
+        for prompt, _ in prompts
+        for choice in range(count)
     )
     options = fields.stream_options
-    return Prepared(request, answer, bool(fields.stream), options is not None and bool(options.include_usage))
-
-
-def _sampling(fields: GenerationFields, served: Served, config: ServeConfig) -> SamplingParams:
-    """What the request says, else what the server was started with, else what the package says."""
-    defaults = served.defaults
-    top_p = _first(fields.top_p, config.top_p, defaults.top_p)
-    top_k = max(_first(fields.top_k, config.top_k, defaults.top_k), 0)
-    if top_p == 0:
-        # No probability mass at all still leaves the most probable token.
-        top_p, top_k = 1.0, 1
-    return SamplingParams(
-        temperature=_first(fields.temperature, config.temperature, defaults.temperature),
-        top_p=top_p,
-        top_k=top_k,
-        min_p=fields.min_p or 0.0,
-        repetition_penalty=_first(fields.repetition_penalty, config.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=fields.presence_penalty or 0.0,
-        frequency_penalty=fields.frequency_penalty or 0.0,
-        logit_bias=dict(fields.logit_bias),
-        seed=None if fields.seed is None else fields.seed % 2**64,
+    return Prepared(
+        requests=requests,
+        rules=tuple(rules for _, rules in prompts for _ in range(count)),
+        answer=answer,
+        choices_per_prompt=count,
+        stream=bool(fields.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        timings=bool(fields.timings),
     )
 
 
-def _first(given: _T | None, option: _T | None, default: _T) -> _T:
-    if given is not None:
-        return given
-    return default if option is None else option
-
-
-def _check_model(fields: GenerationFields, served: Served) -> None:
-    if fields.model is not None and fields.model not in (served.model_name, *served.aliases):
-        raise ModelNotFoundError(f"The model {fields.model[:200]!r} is not served here; {served.model_name!r} is.")
-
-
-def _check_number_of_messages(messages: Any, served: Served) -> None:
-    # Each message is at least one token. Checked first, because checking a million messages takes seconds.
-    if isinstance(messages, list) and len(messages) >= served.context_length:
+def _check_messages_fit(fields: ChatRequest, served: Served) -> None:
+    # Each message is at least one token, so that rendering this many could only end in the same refusal.
+    if len(fields.messages) >= served.context_length:
         raise InvalidRequestError(
-            f"This model's context is {served.context_length} tokens, too few for {len(messages)} messages.",
+            f"This model's maximum context length is {served.context_length} tokens, but there are "
+            f"{len(fields.messages)} messages.",
             param="messages",
             code="context_length_exceeded",
         )

@@ -10,31 +10,50 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 import qwenonnx
-from qwenonnx.engine.request import Delta
+from qwenonnx.engine.request import Finished
 from qwenonnx.errors import ModelNotFoundError
 from qwenonnx.server.answers import Json
+from qwenonnx.server.choices import FinishedChoice
 from qwenonnx.server.config import ServeConfig
 from qwenonnx.server.generation import Generation
-from qwenonnx.server.prepare import Prepared, prepare_chat, prepare_completion
-from qwenonnx.server.schema import ChatRequest, CompletionRequest, GenerationFields
+from qwenonnx.server.openapi import ANSWER, documented
+from qwenonnx.server.prepare import prepare_chat, prepare_completion
+from qwenonnx.server.prepared import Prepared
+from qwenonnx.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from qwenonnx.server.served import Served
 from qwenonnx.server.service import Service
 from qwenonnx.server.sse import EventStream
+from qwenonnx.server.tokens import count_input, detokenize, tokenize
 
 Prepare = Callable[[bytes, Served, ServeConfig], Prepared]
+Tell = Callable[[bytes, Served, ServeConfig], Json]
 
 
 def build_routes(service: Service) -> APIRouter:
     """All routes, answering from one service."""
     router = APIRouter(redirect_slashes=False)
 
-    @router.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest), summary="Continue a conversation")
+    @router.post("/v1/chat/completions", **documented(ChatRequest, ANSWER), summary="Continue a conversation")
     async def chat_completions(request: Request) -> Response:
         return await _generate(service, request, prepare_chat)
 
-    @router.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest), summary="Continue a text")
+    @router.post("/v1/completions", **documented(CompletionRequest, ANSWER), summary="Continue a text")
     async def completions(request: Request) -> Response:
         return await _generate(service, request, prepare_completion)
+
+    @router.post(
+        "/v1/chat/completions/input_tokens", **documented(ChatRequest), summary="Count the tokens of a conversation"
+    )
+    async def input_tokens(request: Request) -> Response:
+        return await _tell(service, request, count_input)
+
+    @router.post("/tokenize", **documented(TokenizeRequest), summary="Turn a text or a conversation into tokens")
+    async def tokens(request: Request) -> Response:
+        return await _tell(service, request, tokenize)
+
+    @router.post("/detokenize", **documented(DetokenizeRequest), summary="Turn tokens into a text")
+    async def text(request: Request) -> Response:
+        return await _tell(service, request, detokenize)
 
     @router.get("/v1/models", summary="List the served model")
     async def models() -> dict[str, Any]:
@@ -75,14 +94,9 @@ async def _generate(service: Service, request: Request, prepare: Prepare) -> Res
     served = service.served
     body = await service.read_body(request)
     prepared = await asyncio.to_thread(prepare, body, served, service.config)
-    generation = service.open(prepared.request)
+    generation = service.open(prepared.requests)
     if prepared.stream:
-        return EventStream(
-            generation,
-            prepared.answer,
-            include_usage=prepared.include_usage,
-            keepalive=service.config.keepalive,
-        )
+        return EventStream(generation, prepared, keepalive=service.config.keepalive)
     watcher = asyncio.create_task(generation.abort_on_disconnect(request.receive))
     try:
         with generation:
@@ -92,13 +106,25 @@ async def _generate(service: Service, request: Request, prepare: Prepare) -> Res
 
 
 async def _collect(generation: Generation, prepared: Prepared) -> Json:
-    texts: list[str] = []
-    while True:
-        event = await generation.next()
-        if isinstance(event, Delta):
-            texts.append(event.text)
-        elif event is not None:
-            return prepared.answer.whole("".join(texts), event.reason, event.usage)
+    choices, totals = prepared.choices(), prepared.totals()
+    done: dict[int, FinishedChoice] = {}
+    while len(done) < len(choices):
+        answered = await generation.next()
+        if answered is None:
+            continue
+        index, event = answered
+        choices[index].feed(event)
+        if isinstance(event, Finished):
+            totals.add(index, event)
+            done[index] = choices[index].whole(event.reason)
+    answer = prepared.answer.whole([done[index] for index in range(len(choices))], totals.usage)
+    return {**answer, "timings": totals.timings_object()} if prepared.timings else answer
+
+
+async def _tell(service: Service, request: Request, tell: Tell) -> Response:
+    served = service.served
+    body = await service.read_body(request)
+    return JSONResponse(await asyncio.to_thread(tell, body, served, service.config))
 
 
 def _model_object(served: Served) -> dict[str, Any]:
@@ -109,10 +135,3 @@ def _model_object(served: Served) -> dict[str, Any]:
         "owned_by": "qwenonnx",
         "max_model_len": served.context_length,
     }
-
-
-def _body_schema(kind: type[GenerationFields]) -> dict[str, Any]:
-    # Bodies are parsed by hand (see jsonbody), so FastAPI does not know their form.
-    schema = kind.model_json_schema(ref_template=f"#/components/schemas/{kind.__name__}.{{model}}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -2,121 +2,142 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from qwenonnx.errors import InvalidRequestError
-from qwenonnx.server.jsonbody import json_type
+from qwenonnx.server.fields import WHOLE, LegacyLogprobs, Limit, LimitOrZero, Prompts, Stops, TokenBias, TokenIds
 from qwenonnx.server.messages import ChatMessage
-from qwenonnx.server.unsupported import refuse_unsupported
+from qwenonnx.server.unsupported import neutral_values, refuse_unsupported
 
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 1000
-
-
-def _whole(value: Any) -> Any:
-    """JSON has one kind of number, so 16.0 and 1e3 are whole."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+MAX_CHOICES = 128
 
 
-def _stops(value: Any) -> Any:
-    """A string, a list of strings or null, as a tuple without empty strings (they would match everywhere)."""
-    items = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(items, list):
-        raise PydanticCustomError(
-            "stop", "must be a string or an array of strings, not {kind}", {"kind": json_type(value)}
-        )
-    for item in items:
-        if not isinstance(item, str):
-            raise PydanticCustomError("stop", "must hold strings only, not {kind}", {"kind": json_type(item)})
-        if len(item) > MAX_STOP_LENGTH:
-            raise PydanticCustomError(
-                "stop", "must hold strings of at most {limit} characters", {"limit": MAX_STOP_LENGTH}
-            )
-    stops = tuple(item for item in items if item)
-    if len(stops) > MAX_STOPS:
-        raise PydanticCustomError("stop", "must hold at most {limit} strings", {"limit": MAX_STOPS})
-    return stops
+class Body(BaseModel):
+    """Any body: unknown fields are ignored, and types are those of JSON."""
 
-
-def _token_bias(value: Any) -> Any:
-    """`{"token id": bias}` with the ids, which JSON spells as strings, as integers."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise PydanticCustomError("bias", "must be an object, not {kind}", {"kind": json_type(value)})
-    for key in value:
-        if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise PydanticCustomError("bias", "must have token ids as keys")
-    return {int(key): bias for key, bias in value.items()}
-
-
-def _prompt(value: Any) -> Any:
-    """A string or token ids, bare or as the only element of a list."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(item) is int for item in value):
-        return value
-    if isinstance(value, list) and value and all(isinstance(item, str | list) for item in value):
-        raise PydanticCustomError("prompt", "must be a single prompt; send several prompts as several requests")
-    raise PydanticCustomError("prompt", "must be a string or an array of token ids")
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Body):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
 
 
-class GenerationFields(_Strict):
+class LastTurns(Body):
+    """Keeps the system prompt and the last `n` turns of a conversation."""
+
+    type: Literal["last_turns"]
+    n: Annotated[int, Field(ge=1, le=1_000_000), WHOLE]
+
+
+def _truncation(value: Any) -> Any:
+    if value is not None and value != "disabled" and not isinstance(value, dict):
+        raise PydanticCustomError("truncation", 'must be {{"type": "last_turns", "n": N}} or "disabled"')
+    return value
+
+
+Truncation = Annotated[
+    LastTurns | Literal["disabled"] | None,
+    BeforeValidator(_truncation),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {"type": {"const": "last_turns"}, "n": {"type": "integer", "minimum": 1}},
+                    "required": ["type", "n"],
+                },
+                {"const": "disabled"},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+
+
+class GenerationFields(Body):
     """What chat and completion requests share. None stands for "not given", which null means as well."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[Whole | None, Field(ge=1)] = None
-    min_tokens: Annotated[Whole | None, Field(ge=0)] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    top_k: Annotated[Whole | None, Field(ge=-1)] = None
-    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    repetition_penalty: Annotated[float | None, Field(ge=0.01, le=10)] = None
-    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    seed: Annotated[Whole | None, Field(ge=-(2**63), lt=2**64)] = None
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stops)] = ()
-    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_token_bias)] = Field(default_factory=dict)
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
+    max_tokens: Limit | None = None
+    min_tokens: LimitOrZero | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**53), WHOLE] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), WHOLE] | None = None
+    stop: Stops = ()
+    stop_token_ids: TokenIds = frozenset()
+    include_stop_str_in_output: bool | None = None
+    logit_bias: TokenBias = Field(default_factory=dict)
     ignore_eos: bool | None = None
+    timings: bool | None = None
 
 
 class CompletionRequest(GenerationFields):
     """The body of POST /v1/completions."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    prompt: Prompts
+    max_tokens: LimitOrZero | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: LegacyLogprobs = None
 
 
-class ChatRequest(GenerationFields):
-    """The body of POST /v1/chat/completions."""
+class TemplateFields(Body):
+    """What decides how a conversation becomes a prompt."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[Whole | None, Field(ge=1)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
-Fields = TypeVar("Fields", bound=GenerationFields)
+class ChatRequest(TemplateFields, GenerationFields):
+    """The body of POST /v1/chat/completions."""
+
+    max_completion_tokens: Limit | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    truncation: Truncation = None
+
+
+class TokenizeRequest(Body):
+    """The body of POST /tokenize: one of `prompt`, `content` and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    return_token_strs: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+Fields = TypeVar("Fields", bound=Body)
 
 
 def parse_fields(kind: type[Fields], body: dict[str, Any]) -> Fields:
@@ -125,11 +146,20 @@ def parse_fields(kind: type[Fields], body: dict[str, Any]) -> Fields:
     Raises:
         InvalidRequestError: with the name of the top-level field in `param` and the whole path in the text.
     """
-    refuse_unsupported(body)
+    if issubclass(kind, GenerationFields):
+        refuse_unsupported(body, kind.model_fields.keys())
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         raise _readable(error) from None
+
+
+def unsupported_schema(kind: type[Body]) -> dict[str, Any]:
+    """The fields that a body may have only with values that ask for nothing, as properties of its JSON schema."""
+    if not issubclass(kind, GenerationFields):
+        return {}
+    names = neutral_values(kind.model_fields.keys())
+    return {name: {"enum": [None, *values], "description": "Not supported."} for name, values in names.items()}
 
 
 def _readable(error: ValidationError) -> InvalidRequestError:

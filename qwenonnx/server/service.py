@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Literal
 
@@ -85,13 +85,13 @@ class Service:
         self._loader = threading.Thread(target=self._run_load, args=(loop,), name="qwenonnx-load", daemon=True)
         self._loader.start()
 
-    def open(self, request: GenerationRequest) -> Generation:
-        """Hands a request to the engine; use the result as a context manager.
+    def open(self, requests: Sequence[GenerationRequest]) -> Generation:
+        """Hands the choices of one HTTP request to the engine; use the result as a context manager.
 
         Raises:
             QwenonnxError: it is refused (not serving, queue full, too long, invalid).
         """
-        generation = Generation(self.served.engine, request, self._generations.discard)
+        generation = Generation(self.served.engine, requests, self._generations.discard)
         self._generations.add(generation)
         return generation
 

@@ -11,11 +11,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from qwenonnx.engine.request import Delta
+from qwenonnx.engine.request import Finished
 from qwenonnx.errors import QwenonnxError
-from qwenonnx.server.answers import Answer
 from qwenonnx.server.errors import ClientDisconnectedError, error_object
 from qwenonnx.server.generation import Generation
+from qwenonnx.server.prepared import Prepared
 
 logger = logging.getLogger("qwenonnx.server")
 
@@ -41,12 +41,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, answer: Answer, *, include_usage: bool, keepalive: float) -> None:
+    def __init__(self, generation: Generation, prepared: Prepared, *, keepalive: float) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
-        self._answer = answer
-        self._include_usage = include_usage
+        self._prepared = prepared
+        self._answer = prepared.answer
         self._keepalive = keepalive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,9 +62,9 @@ class EventStream(Response):
             watcher.cancel()
 
     async def _frames(self) -> AsyncIterator[bytes]:
-        opening = self._answer.opening()
+        openings = [self._answer.opening(index) for index in range(len(self._prepared.requests))]
         # Clients and proxies see at once that the request is being worked on.
-        yield KEEPALIVE if opening is None else self._chunk(opening)
+        yield b"".join(self._chunk(opening) for opening in openings if opening is not None) or KEEPALIVE
         try:
             async for data in self._events():
                 yield data
@@ -78,22 +78,29 @@ class EventStream(Response):
         yield DONE
 
     async def _events(self) -> AsyncIterator[bytes]:
+        choices, totals = self._prepared.choices(), self._prepared.totals()
+        left = len(choices)
         clock = asyncio.get_running_loop().time
         last = clock()
-        while True:
-            event = await self._generation.next(max(last + self._keepalive - clock(), 0.0))
-            if event is None:
+        while left:
+            answered = await self._generation.next(max(last + self._keepalive - clock(), 0.0))
+            if answered is None:
                 yield KEEPALIVE
                 last = clock()
-            elif isinstance(event, Delta):
-                if event.text:
-                    yield self._chunk(self._answer.piece(event.text))
-                    last = clock()
-            else:
-                yield self._chunk(self._answer.closing(event.reason))
-                if self._include_usage:
-                    yield frame(self._answer.usage(event.usage))
-                return
+                continue
+            index, event = answered
+            if (piece := choices[index].feed(event)) is not None:
+                yield self._chunk(self._answer.piece(index, piece))
+                last = clock()
+            if isinstance(event, Finished):
+                left -= 1
+                totals.add(index, event)
+                closing = self._answer.closing(index, event.reason)
+                wants_timings = self._prepared.timings and not left and not self._prepared.include_usage
+                yield self._chunk({**closing, "timings": totals.timings_object()} if wants_timings else closing)
+        if self._prepared.include_usage:
+            usage = self._answer.usage(totals.usage)
+            yield frame({**usage, "timings": totals.timings_object()} if self._prepared.timings else usage)
 
     def _chunk(self, payload: dict[str, Any]) -> bytes:
-        return frame({**payload, "usage": None} if self._include_usage else payload)
+        return frame({**payload, "usage": None} if self._prepared.include_usage else payload)

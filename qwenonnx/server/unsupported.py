@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from qwenonnx.errors import InvalidRequestError
@@ -11,7 +11,6 @@ from qwenonnx.errors import InvalidRequestError
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "bad_words": ([],),
-    "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
@@ -22,15 +21,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": ("",),
     "guided_json": (),
     "guided_regex": ("",),
-    "include_stop_str_in_output": (False,),
     "json_schema": (),
     "logprobs": (False,),
     "modalities": (["text"],),
-    "n": (1,),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -42,14 +38,19 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Checks a request for parameters that this server cannot honour.
+def neutral_values(known: Container[str]) -> Mapping[str, tuple[Any, ...]]:
+    """Fields that are refused, and values besides null with which they are not; `known` ones are left out."""
+    return {name: values for name, values in _NEUTRAL.items() if name not in known}
+
+
+def refuse_unsupported(body: Mapping[str, Any], known: Container[str]) -> None:
+    """Checks a request for parameters that this server cannot honour; `known` ones it can.
 
     Raises:
         InvalidRequestError: there is one; `param` names it.
     """
-    for name in body.keys() & _NEUTRAL.keys():
-        value, neutral = body[name], _NEUTRAL[name]
+    for name, neutral in neutral_values(known).items():
+        value = body.get(name)
         # The type counts: true is not 1.
         if value is None or any(type(value) is type(other) and value == other for other in neutral):
             continue

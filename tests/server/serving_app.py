@@ -18,10 +18,11 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from http_checks import CONTEXT, MODEL, wait_until
-from scripted import ScriptedRunner
+from scripted import Script, ScriptedRunner
 from starlette.types import Receive, Scope, Send
 
-from qwenonnx.engine.engine import Engine, EngineConfig
+from qwenonnx.engine.config import EngineConfig
+from qwenonnx.engine.engine import Engine
 from qwenonnx.server.app import create_app
 from qwenonnx.server.config import ServeConfig
 from qwenonnx.server.served import GenerationDefaults, Served
@@ -86,24 +87,31 @@ def template(tiny_checkpoint: Path, tokenizer: Tokenizer) -> ChatTemplate:
 def start(host: Host, tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[Start]:
     """Starts servers whose model says `text` and then ends its turn; they are shut down after the test."""
     with ExitStack() as stack:
-        yield functools.partial(start_server, stack, host, tokenizer, template)
+        yield functools.partial(start_server, stack, host, tokenizer=tokenizer, template=template)
 
 
 @pytest.fixture(scope="session")
-def shared(host: Host, tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[Running]:
-    """A server that always says "Hello, world!", for tests that leave it as it was."""
+def start_shared(host: Host, tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[Start]:
+    """As `start`, for servers that several tests use; they are shut down in the end."""
     with ExitStack() as stack:
-        yield start_server(stack, host, tokenizer, template)
+        yield functools.partial(start_server, stack, host, tokenizer=tokenizer, template=template)
+
+
+@pytest.fixture(scope="session")
+def shared(start_shared: Start) -> Running:
+    """A server that always says "Hello, world!", for tests that leave it as it was."""
+    return start_shared()
 
 
 def start_server(
     stack: ExitStack,
     host: Host,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
     text: str = "Hello, world!",
     *,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
     ids: list[int] | None = None,
+    say: Callable[[str], str] | None = None,
     end: bool = True,
     config: ServeConfig | None = None,
     engine_config: EngineConfig | None = None,
@@ -111,10 +119,15 @@ def start_server(
     api_key: str = "none",
     **runner_options: Any,
 ) -> Running:
-    """Starts a server that is shut down when the stack closes."""
-    script = tokenizer.encode(text) if ids is None else ids
-    if end:
-        script = [*script, tokenizer.added_tokens["<|im_end|>"]]
+    """Starts a server that is shut down when the stack closes; `say` makes answers from prompts."""
+    ending = [tokenizer.added_tokens["<|im_end|>"]] if end else []
+    script: Script = [*(tokenizer.encode(text) if ids is None else ids), *ending]
+    if say is not None:
+        answer = say
+
+        def script(prompt: tuple[int, ...]) -> list[int]:
+            return [*tokenizer.encode(answer(tokenizer.decode(prompt, skip_special=False))), *ending]
+
     runner = ScriptedRunner(script, **{"vocab_size": 512, "context_length": CONTEXT, **runner_options})
 
     def load() -> Served:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import openai
 import pytest
 from http_checks import CONTEXT, MODEL, is_error
+from starlette.types import Message, Receive, Scope, Send
 
 import qwenonnx
 from qwenonnx.errors import UsageError
+from qwenonnx.server.access import RateLimit, read_keys
 from qwenonnx.server.config import ServeConfig
 
 if TYPE_CHECKING:
@@ -124,14 +128,107 @@ def test_health_and_version(start: Start) -> None:
     assert http.get("/version").json() == {"version": qwenonnx.__version__}
 
 
-def test_the_openapi_document_describes_the_bodies(start: Start) -> None:
-    document = start().http.get("/openapi.json").json()
-    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
-    assert {"messages", "temperature", "stop", "stream"} <= set(body["schema"]["properties"])
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/docs", "/openapi.json", "/"])
+def test_head_is_answered_as_get_without_a_body(start: Start, path: str) -> None:
+    http = start().http
+    response = http.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+    assert response.headers["content-type"] == http.get(path).headers["content-type"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/docs", "/openapi.json", "/"])
+def test_what_tells_nothing_needs_no_key(start: Start, path: str) -> None:
+    http = start(config=SECURED).http
+    assert http.get(path).status_code == http.head(path).status_code == 200
+    assert is_error(http.get("/version"), 401)
+
+
+def test_each_key_has_its_own_limit_of_requests(start: Start) -> None:
+    http = start(config=ServeConfig(api_keys=("one", "two"), requests_per_minute=2)).http
+
+    def post(key: str) -> httpx.Response:
+        return http.post("/tokenize", json={"prompt": "a"}, headers={"authorization": f"Bearer {key}"})
+
+    assert [post("one").status_code for _ in range(2)] == [200, 200]
+    refused = post("one")
+    assert is_error(refused, 429)
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    assert post("two").status_code == 200
+    assert is_error(post("three"), 401)
+    assert http.get("/v1/models", headers={"authorization": "Bearer one"}).status_code == 200
+    assert http.get("/health").status_code == 200
+
+
+def test_without_keys_the_limit_is_of_an_address(start: Start) -> None:
+    http = start(config=ServeConfig(requests_per_minute=1)).http
+    assert http.post("/tokenize", json={"prompt": "a"}).status_code == 200
+    assert is_error(http.post("/tokenize", json={"prompt": "a"}, headers={"authorization": "Bearer x"}), 429)
+
+
+def test_time_gives_requests_back() -> None:
+    now = 0.0
+    passed = 0
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal passed
+        passed += 1
+
+    async def receive() -> Message:
+        raise AssertionError("reads nothing")
+
+    async def send(_: Message) -> None:
+        pass
+
+    limit = RateLimit(inner, per_minute=60, by_key=False, clock=lambda: now)
+
+    def requests(count: int, client: str = "a") -> int:
+        nonlocal passed
+        passed = 0
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": (client, 1)}
+        for _ in range(count):
+            asyncio.run(limit(scope, receive, send))
+        return passed
+
+    assert requests(100) == 60
+    assert requests(1) == 0
+    now = 2.5
+    assert requests(10) == 2
+    assert requests(10, "b") == 10
+    now = 1e6
+    assert requests(100) == 60
+
+
+def test_keys_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("\ufefffirst\n\n# a comment\n  schlüssel \r\n", encoding="utf-8")
+    assert read_keys(path) == ("first", "schlüssel")
+    assert read_keys(None) == ()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n# only a comment\n", b"\xff\xfe"])
+def test_a_file_without_keys_is_a_usage_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match="keys"):
+        read_keys(path)
 
 
 @pytest.mark.parametrize(
-    "options", [{"port": 70000}, {"grace": -1}, {"host": ""}, {"api_keys": ("",)}, {"temperature": float("nan")}]
+    "options",
+    [
+        {"port": 70000},
+        {"grace": -1},
+        {"host": ""},
+        {"api_keys": ("",)},
+        {"temperature": float("nan")},
+        {"requests_per_minute": 0},
+        {"last_turns": 0},
+        {"max_messages": 0},
+        {"max_tokens_default": 0},
+    ],
 )
 def test_impossible_options_are_usage_errors(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):

@@ -54,7 +54,26 @@ def test_forms_of_a_prompt(start: Start, form: str) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [None, "", [], [""], ["a", "b"], [[1], [2]], 5, True, {"a": 1}, [1.5], [True], [-1], [100_000], ["a", 1]],
+    [
+        None,
+        "",
+        [],
+        [""],
+        ["a", ""],
+        [[1], []],
+        [[]],
+        5,
+        True,
+        {"a": 1},
+        [1.5],
+        [True],
+        [-1],
+        [100_000],
+        [[1], [100_000]],
+        ["a", 1],
+        ["a", [1]],
+        ["a"] * 129,
+    ],
 )
 def test_other_prompts_are_refused(start: Start, prompt: Any) -> None:
     running = start()

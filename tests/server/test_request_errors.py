@@ -12,7 +12,7 @@ import openai
 import pytest
 from http_checks import MODEL, is_error
 
-from qwenonnx.engine.engine import EngineConfig
+from qwenonnx.engine.config import EngineConfig
 from qwenonnx.server.config import ServeConfig
 
 if TYPE_CHECKING:
@@ -107,13 +107,15 @@ WRONG: list[tuple[str, Any]] = [
     ("stream_options", {"include_usage": "yes"}),
     ("ignore_eos", "no"),
     ("n", "2"),
-    ("n", 2),
     ("n", 0),
     ("n", 129),
     ("n", True),
+    ("n", 1.5),
     ("best_of", 2),
-    ("logprobs", True),
-    ("logprobs", 5),
+    ("best_of", "1"),
+    ("logprobs", "5"),
+    ("logprobs", 21),
+    ("top_logprobs", 5),
     ("top_logprobs", "5"),
     ("top_logprobs", 21),
     ("tools", {}),
@@ -123,9 +125,17 @@ WRONG: list[tuple[str, Any]] = [
     ("tool_choice", {"type": "function", "function": {"name": "f"}}),
     ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "banana"}),
-    ("echo", True),
+    ("echo", "yes"),
     ("suffix", "end"),
+    ("suffix", 5),
     ("guided_json", {}),
+    ("stop_token_ids", 5),
+    ("stop_token_ids", ["5"]),
+    ("stop_token_ids", [100_000]),
+    ("stop_token_ids", list(range(65))),
+    ("include_stop_str_in_output", 1),
+    ("skip_special_tokens", False),
+    ("timings", "yes"),
 ]
 
 
@@ -138,6 +148,28 @@ def test_wrong_and_unsupported_values_are_refused_alike_on_both_endpoints(
     assert is_error(shared.chat(**{name: value}), status, param=name)
     assert is_error(shared.complete(**{name: value}), status, param=name)
     assert len(shared.runner.prefill_calls) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logprobs", 5),
+        ("echo", True),
+        ("chat_template_kwargs", []),
+        ("chat_template_kwargs", {"messages": []}),
+        ("truncation", "auto"),
+        ("truncation", {"type": "last_turns"}),
+        ("truncation", {"type": "last_turns", "n": 0}),
+        ("truncation", {"type": "first_turns", "n": 1}),
+    ],
+)
+def test_values_that_are_wrong_in_chat(shared: Running, name: str, value: Any) -> None:
+    assert is_error(shared.chat(**{name: value}), 400, param=name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("logprobs", True), ("max_tokens", 0), ("top_logprobs", 2)])
+def test_values_that_are_wrong_in_completions(shared: Running, name: str, value: Any) -> None:
+    assert is_error(shared.complete(**{name: value}), 400, param=name)
 
 
 @pytest.mark.parametrize(

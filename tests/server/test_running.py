@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,11 +25,11 @@ pytest_plugins = ["serving_app"]
 BODY = b'{"stream":%s,"messages":[{"role":"user","content":"Hi"}]}'
 
 
-def connect(running: Running, *, stream: bool) -> socket.socket:
+def connect(running: Running, *, stream: bool, extra: Mapping[str, Any] | None = None) -> socket.socket:
     """Sends a chat request and leaves the answer unread."""
     url = urlsplit(running.url)
     connection = socket.create_connection((url.hostname, url.port), timeout=20)
-    body = BODY % (b"true" if stream else b"false")
+    body = json.dumps({"stream": stream, "messages": [{"role": "user", "content": "Hi"}], **(extra or {})}).encode()
     head = f"POST {url.path}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection

@@ -44,7 +44,7 @@ def test_reading_a_generation_config(config: dict[str, Any], right: GenerationDe
 def sampling(start: Start, config: ServeConfig | None = None, **fields: Any) -> SamplingParams:
     served = start(defaults=DEFAULTS).service.served
     body = json.dumps({"prompt": "Hi", **fields}).encode()
-    return prepare_completion(body, served, config or ServeConfig()).request.sampling
+    return prepare_completion(body, served, config or ServeConfig()).requests[0].sampling
 
 
 def test_the_package_decides_when_nobody_else_does(start: Start) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +108,29 @@ def test_a_stream_that_ends_in_time_is_whole_and_nobody_else_is_let_in(tiny_chec
             received += "".join(texts)
         assert '"finish_reason":"stop"' in received
         assert '"error"' not in received
+        assert process.finish() == 0
+
+
+def test_a_request_that_still_waits_is_told_as_well(tiny_checkpoint: Path) -> None:
+    with serving(tiny_checkpoint, "endless") as process:
+        process.wait_for_status("ok", 200)
+        answers: list[httpx.Response] = []
+        with process.http.stream("POST", "/v1/chat/completions", json=BODY) as response:
+            texts = response.iter_text()
+            received = next(texts)
+
+            def wait_in_line() -> None:
+                answers.append(process.http.post("/v1/chat/completions", json={**BODY, "stream": False}))
+
+            waiting = threading.Thread(target=wait_in_line)
+            waiting.start()
+            wait_until(lambda: process.http.get("/health").json()["in_flight"] == 2)
+            process.popen.send_signal(signal.SIGTERM)
+            received += "".join(texts)
+            waiting.join()
+        assert '"error"' in received
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error"]["type"] == "server_error"
         assert process.finish() == 0
 
 
