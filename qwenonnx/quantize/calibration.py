@@ -22,7 +22,8 @@ Array = NDArray[np.float32]
 class CalibrationRun:
     """The hidden states of all calibration tokens, advanced linear by linear in the order of the graph.
 
-    For each linear ask `gram`, the Gram matrix `[K, K]` of its inputs, then tell `advance` the weight that it got.
+    For each linear ask for its `inputs`, or for `gram`, their Gram matrix `[K, K]`; then tell `advance` the weight that
+    it got.
     Linears are named as in the graph: `model.layers.{i}.self_attn.qkv_proj`, `…o_proj`, `….mlp.gate_proj`, `…up_proj`,
     `…down_proj`.
     """
@@ -39,17 +40,28 @@ class CalibrationRun:
         self._gram: Array = self._input
         self._cos, self._sin = self._rotary()
 
-    def gram(self, name: str) -> Array:
-        """The sum of the outer products of the inputs of a linear."""
+    def inputs(self, name: str) -> Array:
+        """The inputs `[tokens, K]` of a linear."""
         layer, _, kind = name.rpartition(".")
         block = layer.rpartition(".")[0]
         if kind == "qkv_proj":
             self._input = self._normed(f"{block}.input_layernorm.weight")
         elif kind == "gate_proj":
             self._input = self._normed(f"{block}.post_attention_layernorm.weight")
-        if kind != "up_proj":  # it has the same inputs as gate_proj
-            self._gram = self._input.T @ self._input
+        return self._input
+
+    def gram(self, name: str) -> Array:
+        """The sum of the outer products of the inputs of a linear."""
+        inputs = self.inputs(name)
+        if not name.endswith("up_proj"):  # it has the same inputs as gate_proj
+            self._gram = inputs.T @ inputs
         return self._gram
+
+    def head_inputs(self) -> Array:
+        """The inputs `[tokens, hidden]` of the head, after the last layer."""
+        hidden = self._normed("model.norm.weight")
+        transform = self._folding.head_transform
+        return hidden if transform is None else hidden @ transform
 
     def advance(self, name: str, weight: Array) -> None:
         """Goes on with the linear's weight `[N, K]` as it will be used."""

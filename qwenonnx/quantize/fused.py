@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from qwenonnx.config import ModelConfig
 from qwenonnx.files import Progress
-from qwenonnx.graph.blocks import BlockLinears
+from qwenonnx.graph.blocks import BlockLinears, BlockQuantizer
 from qwenonnx.graph.builder import GraphBuilder
 from qwenonnx.graph.decoder import write_decoder
 from qwenonnx.graph.folding import Folding
-from qwenonnx.graph.int8 import Int8Linears
+from qwenonnx.graph.int8 import ChannelQuantizer, Int8Linears, NearestChannels
 from qwenonnx.graph.linear import LinearStyle
 from qwenonnx.graph.mixed import MixedLinears
 from qwenonnx.graph.stored_weights import StoredWeights
@@ -22,6 +22,7 @@ from qwenonnx.package.package import Package
 from qwenonnx.quantize.block_quantizers import CalibratedBlocks, NearestBlocks
 from qwenonnx.quantize.calibration import CalibrationRun
 from qwenonnx.quantize.calibration_texts import calibration_ids
+from qwenonnx.quantize.channel_quantizers import calibrate_channels
 from qwenonnx.quantize.exclusion import Linear, excluded, fused_linears
 from qwenonnx.quantize.recipes import FusedRecipe
 from qwenonnx.quantize.rotated_weights import RotatedWeights
@@ -43,7 +44,12 @@ def fused_bytes(config: ModelConfig, recipe: FusedRecipe, kept: Sequence[Linear]
 
 
 def write_fused(
-    source: Package, folder: Path, recipe: FusedRecipe, kept: Sequence[Linear], texts: Sequence[Path], watch: Progress
+    source: Package,
+    folder: Path,
+    recipe: FusedRecipe,
+    kept: Sequence[Linear],
+    texts: Sequence[Path],
+    stage: Callable[[str], Progress],
 ) -> None:
     """Writes graph and data into `folder`; `texts` replace the bundled calibration texts, if there are any.
 
@@ -52,31 +58,37 @@ def write_fused(
         PackageError: the source's graph lacks a tensor.
     """
     config = source.config
-    weights, style = _prepare(source, recipe, {linear.name for linear in kept}, texts)
+    weights, style = _prepare(source, recipe, {linear.name for linear in kept}, texts, stage)
+    watched = WatchedWeights(weights, config, stage("quantizing"))
     with GraphBuilder(folder / MODEL_NAME, folder / DATA_NAME) as g:
-        write_decoder(g, config, WatchedWeights(weights, config, watch), style)
+        write_decoder(g, config, watched, style)
         g.save("qwen2", {"recipe": recipe.name})
 
 
 def _prepare(
-    source: Package, recipe: FusedRecipe, kept: AbstractSet[str], texts: Sequence[Path]
+    source: Package,
+    recipe: FusedRecipe,
+    kept: AbstractSet[str],
+    texts: Sequence[Path],
+    stage: Callable[[str], Progress],
 ) -> tuple[Weights, LinearStyle]:
-    weights: Weights = StoredWeights(source.model_path, source.config)
+    config = source.config
+    weights: Weights = StoredWeights(source.model_path, config)
     folding = Folding()
     if recipe.rotate:
-        rotated = RotatedWeights(weights, source.config)
+        rotated = RotatedWeights(weights, config)
         weights, folding = rotated, rotated.folding
-    style = _style(source, recipe, weights, folding, texts)
-    return weights, MixedLinears(style, kept, folding) if kept else style
-
-
-def _style(
-    source: Package, recipe: FusedRecipe, weights: Weights, folding: Folding, texts: Sequence[Path]
-) -> LinearStyle:
+    ids = calibration_ids(source, texts) if recipe.calibrate else []
+    style: LinearStyle
     if recipe.linears is None or recipe.embedding is None:
-        return Int8Linears(folding)
-    nearest = NearestBlocks(recipe.linears, recipe.embedding, recipe.special)
-    if not recipe.calibrate:
-        return BlockLinears(nearest, folding)
-    run = CalibrationRun(source.config, weights, folding, calibration_ids(source, texts))
-    return BlockLinears(CalibratedBlocks(nearest, run), folding)
+        quantizer: ChannelQuantizer = NearestChannels()
+        if recipe.calibrate:
+            weights, quantizer = calibrate_channels(config, weights, folding, ids, stage("calibrating"))
+        style = Int8Linears(folding, quantizer)
+    else:
+        nearest = NearestBlocks(recipe.linears, recipe.embedding, recipe.special)
+        blocks: BlockQuantizer = nearest
+        if recipe.calibrate:
+            blocks = CalibratedBlocks(nearest, CalibrationRun(config, weights, folding, ids))
+        style = BlockLinears(blocks, folding)
+    return weights, MixedLinears(style, kept, folding) if kept else style

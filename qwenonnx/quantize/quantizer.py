@@ -26,12 +26,16 @@ from qwenonnx.runtime.load import load_runner
 from qwenonnx.runtime.session import SessionConfig
 from qwenonnx.text.tokenizer import Tokenizer
 
-Stage = Callable[[str], Progress]
 SPARE_BYTES = 64 << 20
 
 
 def quantize_package(
-    source: Package, target: Path, recipe_name: str, *, stage: Stage, options: QuantizeOptions | None = None
+    source: Package,
+    target: Path,
+    recipe_name: str,
+    *,
+    stage: Callable[[str], Progress],
+    options: QuantizeOptions | None = None,
 ) -> Package:
     """Writes a quantized copy of `source` to `target`; `source` is only read, and `target` replaced at the end.
 
@@ -61,7 +65,7 @@ def quantize_package(
     with staged_folder(target) as folder:
         _copy_texts(source, folder)
         if isinstance(recipe, FusedRecipe):
-            write_fused(source, folder, recipe, kept, options.calibration, stage("quantizing"))
+            write_fused(source, folder, recipe, kept, options.calibration, stage)
         elif graph is not None:
             write_portable(source, folder, graph, recipe, kept, options.calibration, stage)
         written = _described(source, folder, recipe, options)

@@ -81,7 +81,7 @@ RECIPES: Mapping[str, FusedRecipe | PortableRecipe] = {
             embedding=None,
             special={},
             rotate=True,
-            calibrate=False,
+            calibrate=True,
             limits=GateLimits(kl_mean=0.006, top1_agreement=0.93),
         ),
         FusedRecipe(
