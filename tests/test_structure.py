@@ -20,7 +20,7 @@ RANKS = (
     ("graph",),
     ("runtime",),
     ("evaluate",),
-    ("pull", "export", "quantize", "engine"),
+    ("pull", "export", "adopt", "quantize", "engine"),
     ("server", "bench"),
     ("cli",),
     ("__main__",),
@@ -30,7 +30,15 @@ MAX_LINES = 300
 FORBIDDEN = ("torch", "optimum", "tensorflow")
 TORCH_EXTRA = ROOT / "export" / "torch_extra.py"
 """The one file that may import them, inside functions: what needs the extra `optimum`."""
-WRITERS = ("qwenonnx.export", "qwenonnx.quantize", "qwenonnx.checkpoint", "onnx", "transformers", "torch")
+WRITERS = (
+    "qwenonnx.export",
+    "qwenonnx.adopt",
+    "qwenonnx.quantize",
+    "qwenonnx.checkpoint",
+    "onnx",
+    "transformers",
+    "torch",
+)
 """What serving a package has no use for."""
 IMPORT_ALL = """
 import importlib, json, sys
@@ -152,7 +160,9 @@ def test_serving_loads_nothing_that_only_writes_packages() -> None:
 
 def test_exporting_loads_no_server() -> None:
     names = [
-        name_of(path) for part in ("export", "quantize", "checkpoint") for path in sorted(ROOT.glob(f"{part}/*.py"))
+        name_of(path)
+        for part in ("export", "adopt", "quantize", "checkpoint")
+        for path in sorted(ROOT.glob(f"{part}/*.py"))
     ]
 
     found = loaded_by(*names)

@@ -60,7 +60,7 @@ def evaluate(
         if not path.exists():
             raise UsageError(f"{path}: there is no such file; name a text to evaluate on.")
     candidates = _named([package, *(more or ())])
-    base = open_package(reference or beside(package, "fp32"))
+    base = open_package(reference or _fp32_beside(package))
     for candidate in candidates.values():
         _check_same_vocabulary(candidate, base)
     texts = read_texts(text) if text else bundled_texts()
@@ -96,6 +96,21 @@ def _named(folders: Sequence[Path]) -> dict[str, Package]:
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UsageError("the same package is named twice; name each one once.")
     return {name: open_package(folder) for name, folder in zip(names, folders, strict=True)}
+
+
+def _fp32_beside(package: Path) -> Path:
+    """The default reference.
+
+    Raises:
+        UsageError: there is none.
+    """
+    folder = beside(package, "fp32")
+    if not folder.exists():
+        raise UsageError(
+            f"{folder}: there is no such folder to compare {package} with; name a package of the same model with "
+            "--reference."
+        )
+    return folder
 
 
 def _check_same_vocabulary(candidate: Package, base: Package) -> None:

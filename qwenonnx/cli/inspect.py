@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from qwenonnx.cli.console import Stages, describe_gate, table, write_results
 from qwenonnx.cli.options import JsonFile, PackageFolder, Quiet
 from qwenonnx.cli.packages import open_package
+
+# By the kind of the graph; others can decode several rows in one step.
+_SCHEDULES = {"portable": "run in turn, as each has a growing cache of its own"}
 
 
 def inspect(
@@ -40,8 +44,10 @@ def inspect(
     facts = [
         ["model", manifest.model],
         ["recipe", f"{manifest.recipe} ({manifest.graph} graph)"],
+        ["requests", _SCHEDULES.get(manifest.graph, "run together")],
         ["source", f"{manifest.source.get('kind')} {manifest.source.get('name')}"],
-        ["source sha256", str(manifest.source.get("sha256"))],
+        *([["source sha256", str(digest)]] if (digest := manifest.source.get("sha256")) else []),
+        *([["exported by", producer]] if (producer := _producer(manifest.details)) else []),
         ["layers", f"{config.num_layers} with {heads}, hidden size {config.hidden_size}"],
         ["vocabulary", f"{manifest.num_tokens:,} tokens in {config.vocab_size:,} rows, ends at {ends}"],
         ["context", f"{manifest.context_length:,} tokens, {config.kv_bytes_per_token:,} bytes of KV cache each"],
@@ -57,3 +63,9 @@ def inspect(
         print()
         print(table(["operator", "nodes"], [[name, str(count)] for name, count in operators.most_common()]))
     write_results(json, {**asdict(manifest), "operators": dict(operators), "integrity_checked": check})
+
+
+def _producer(details: Mapping[str, Any]) -> str | None:
+    """The program that wrote the graph of an adopted package."""
+    adopted = details.get("adopted")
+    return str(adopted.get("producer")) if isinstance(adopted, Mapping) else None

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from qwenonnx import __version__
+from qwenonnx.cli.adopt import adopt
 from qwenonnx.cli.bench import bench
 from qwenonnx.cli.chat import chat
 from qwenonnx.cli.evaluate import evaluate
@@ -85,6 +86,7 @@ def options(
 
 app.command(cls=Command)(pull)
 app.command(cls=Command)(export)
+app.command(cls=Command)(adopt)
 app.command(cls=Command)(quantize)
 app.command("eval", cls=Command)(evaluate)
 app.command(cls=Command)(verify)

@@ -37,7 +37,9 @@ def quantize(
     calibration: Annotated[
         list[Path] | None,
         typer.Option(
-            "--calibration", metavar="FILE", help="Text to calibrate int8, int4 or static on; repeatable (default: bundled)."
+            "--calibration",
+            metavar="FILE",
+            help="Text to calibrate int8, int4 or static on; repeatable (default: bundled).",
         ),
     ] = None,
     exclude: Annotated[

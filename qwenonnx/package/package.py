@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 from qwenonnx.config import ModelConfig
 from qwenonnx.errors import PackageError
 from qwenonnx.files import Progress, is_utf8, printable, sha256_file
+from qwenonnx.package.configuration import Configuration
 from qwenonnx.package.manifest import Manifest
 
-_REQUIRED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_REQUIRED = ("tokenizer.json", "tokenizer_config.json")
 
 # Files up to this size are checked by their sum on every opening; larger ones by their size only.
 SMALL_FILE = 16 << 20
@@ -66,20 +66,15 @@ class Package:
                 )
             if size <= SMALL_FILE:
                 _check_sum(path, entry.sha256)
-        config = ModelConfig.from_hf(_read_json(folder / "config.json"), str(folder / "config.json"))
+        configuration = Configuration.read(folder, manifest.files)
+        config = configuration.model
         if manifest.num_tokens > config.vocab_size or manifest.context_length > config.context_length:
             raise PackageError(
                 f"{folder}: its manifest has {manifest.num_tokens:,} tokens and a context of "
                 f"{manifest.context_length:,}, more than the {config.vocab_size:,} and {config.context_length:,} of "
-                "config.json; make the package again."
+                f"{configuration.file}; make the package again."
             )
-        generation = folder / "generation_config.json"
-        return cls(
-            folder=folder,
-            manifest=manifest,
-            config=config,
-            generation_config=_read_json(generation) if generation.is_file() else {},
-        )
+        return cls(folder=folder, manifest=manifest, config=config, generation_config=configuration.generation)
 
     def check_sums(self, progress: Progress | None = None) -> None:
         """Reads every file and compares its SHA-256 with the manifest.
@@ -104,13 +99,3 @@ class Package:
 def _check_sum(path: Path, expected: str, advance: Any = None) -> None:
     if sha256_file(path, advance) != expected:
         raise PackageError(f"{path}: the content does not match its sum in the manifest; make the package again.")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PackageError(f"{path}: cannot be read ({error}); make the package again.") from error
-    if not isinstance(value, dict):
-        raise PackageError(f"{path}: expected a JSON object; make the package again.")
-    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class GenaiRunner:
         self._io = GraphIo.of(self._session, config, model_path)
         capacity = min(context_length or config.context_length, config.context_length)
         dtype = np.float16 if self._io.cache_type is np.float16 else np.float32
-        self._slab = KvSlab(config, num_slots, capacity, dtype)
+        # Some exporters repeat keys and values for every query head.
+        self._slab = KvSlab(replace(config, num_kv_heads=self._io.cache_shape[0]), num_slots, capacity, dtype)
         self._caches: dict[tuple[int, int], list[Any]] = {}
         self._only_last = False
         self._lock = threading.Lock()

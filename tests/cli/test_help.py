@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from qwenonnx import __version__
 from qwenonnx.cli.main import app
 
-COMMANDS = ("pull", "export", "quantize", "eval", "verify", "serve", "chat", "bench", "inspect")
+COMMANDS = ("pull", "export", "adopt", "quantize", "eval", "verify", "serve", "chat", "bench", "inspect")
 HEAVY = ("onnxruntime", "numpy", "onnx", "fastapi", "transformers", "torch", "tokenizers", "gguf", "huggingface_hub")
 SCRIPT = """
 import json, sys
