@@ -127,7 +127,10 @@ def _text_files(folder: Path) -> tuple[str, ...]:
     """
     found = tuple(name for name in TEXT_FILES if (folder / name).is_file())
     if missing := [name for name in TOKENIZER_FILES if name not in found]:
-        raise PackageError(f"{folder}: there is no {missing[0]}; put the model's tokenizer files beside the graph.")
+        above = folder.absolute().parent
+        here = "put the model's tokenizer files beside the graph"
+        remedy = f"did you mean {above}?" if (above / missing[0]).is_file() else f"{here}."
+        raise PackageError(f"{folder}: there is no {missing[0]}; {remedy}")
     if CONFIG not in found and GENAI_CONFIG not in found:
         raise PackageError(f"{folder}: there is no {CONFIG} (or {GENAI_CONFIG}); put the model's one there.")
     return found

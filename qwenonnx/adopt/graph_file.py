@@ -9,12 +9,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qwenonnx.errors import PackageError
+from qwenonnx.graph.stored_graph import load_graph
 from qwenonnx.package.manifest import is_inside
 
 _INTEGER_PRODUCTS = ("MatMulInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearMatMul", "QGemm")
 _FOUR_BITS = "MatMulBnb4"
 _BLOCKS = "MatMulNBits"
 _FUSED_ATTENTION = "GroupQueryAttention"
+_LFS_POINTER = b"version https://git-lfs"
 # Inputs of the graph that this program writes itself.
 _OWN_INPUTS = frozenset({"seqlens_k", "logits_rows"})
 
@@ -42,13 +44,13 @@ class GraphFile:
         Raises:
             PackageError: it is no ONNX file, or its weights lie in files that are missing or outside its folder.
         """
-        import onnx
-
         path = folder / name
-        try:
-            model = onnx.load(str(path), load_external_data=False)
-        except Exception as error:  # protobuf's exceptions share no base class
-            raise PackageError(f"{path}: this is no ONNX graph ({error}); download or export it again.") from error
+        with path.open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise PackageError(
+                    f"{path}: this is only a pointer of Git LFS to the file; fetch it with `git lfs pull`."
+                )
+        model = load_graph(path)
         inputs = tuple(value.name for value in model.graph.input)
         if _OWN_INPUTS.issubset(inputs):
             raise PackageError(
@@ -96,7 +98,8 @@ def _data_files(folder: Path, name: str, tensors: Sequence[Any]) -> tuple[str, .
         PackageError: one leads out of the graph's folder, where onnxruntime does not read, or is missing.
     """
     below = PurePosixPath(name).parent
-    locations = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    entries = (entry for tensor in tensors for entry in tensor.external_data if entry.key == "location")
+    locations = {str(PurePosixPath(entry.value)) for entry in entries}
     for location in sorted(locations):
         if not is_inside(location):
             raise PackageError(

@@ -9,6 +9,7 @@ import typer
 
 from qwenonnx.cli.console import Stages, say, silence
 from qwenonnx.cli.options import Quiet
+from qwenonnx.errors import UsageError
 
 
 def adopt(
@@ -32,6 +33,9 @@ def adopt(
     qwenonnx.json is written, and everything else stays as it is.
     """
     from qwenonnx.adopt.adopter import adopt_folder, describe_others
+
+    if name is not None and not name.strip():
+        raise UsageError("The model's name is an empty text; give one with --name, or leave the option out.")
 
     tell = silence if quiet else say
     with Stages(quiet=quiet) as stages:

@@ -14,7 +14,7 @@ from qwenonnx.cli.options import JsonFile, PackageFolder, Quiet
 from qwenonnx.cli.packages import open_package
 
 # By the kind of the graph; others can decode several rows in one step.
-_SCHEDULES = {"portable": "run in turn, as each has a growing cache of its own"}
+_SCHEDULES = {"portable": "run in turn; each has a cache of its own, which grows and is copied at every step"}
 
 
 def inspect(

@@ -22,9 +22,9 @@ def load_graph(path: Path) -> Any:
     except Exception as error:  # protobuf's exceptions share no public base class
         if zipfile.is_zipfile(path):
             raise PackageError(
-                f"{path}: this is a zip archive, not an ONNX model; unpack it and make the package again."
+                f"{path}: this is a zip archive, not an ONNX model; unpack it, or export the model again."
             ) from error
-        raise PackageError(f"{path}: this is no ONNX model ({error}); make the package again.") from error
+        raise PackageError(f"{path}: this is no ONNX model ({error}); export it again.") from error
     if not model.graph.node:
-        raise PackageError(f"{path}: this is no ONNX model, there is nothing in it; make the package again.")
+        raise PackageError(f"{path}: this is no ONNX model, there is nothing in it; export it again.")
     return model

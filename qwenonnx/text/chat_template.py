@@ -63,7 +63,11 @@ class ChatTemplate:
         """
         path = folder / "chat_template.jinja"
         if path.is_file():
-            return cls(path.read_text(encoding="utf-8"), tokenizer, str(path))
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise PackageError(f"{path}: cannot be read ({error}); repair or remove it.") from error
+            return cls(text, tokenizer, str(path))
         config = read_tokenizer_config(folder)
         source = config.get("chat_template")
         if isinstance(source, list):  # several by name

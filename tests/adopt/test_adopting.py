@@ -335,7 +335,7 @@ def test_weights_that_are_a_link_to_elsewhere_are_refused(optimum: Path) -> None
 def test_no_onnx_file_is_said(optimum: Path) -> None:
     (optimum / "model.onnx").write_bytes(b"<html>not found</html>")
 
-    with pytest.raises(PackageError, match=r"model\.onnx: this is no ONNX graph"):
+    with pytest.raises(PackageError, match=r"model\.onnx: this is no ONNX model"):
         adopt(optimum)
 
 
@@ -403,3 +403,37 @@ def test_a_genai_config_that_cannot_be_used_is_refused(
     with pytest.raises(QwenonnxError, match=message):
         adopt(folder)
     assert not (folder / "qwenonnx.json").exists()
+
+
+def test_a_pointer_of_git_lfs_is_named_for_what_it_is(optimum: Path) -> None:
+    (optimum / "model.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(PackageError, match=r"model\.onnx: .*pointer of Git LFS.*git lfs pull"):
+        adopt(optimum)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x01nonsense"])
+def test_what_is_no_graph_is_refused(optimum: Path, content: bytes) -> None:
+    (optimum / "model.onnx").write_bytes(content)
+    with pytest.raises(PackageError, match=r"model\.onnx: this is no ONNX model"):
+        adopt(optimum)
+
+
+def test_weights_may_be_named_with_a_dot(optimum: Path) -> None:
+    model = onnx.load(str(optimum / "model.onnx"), load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "./model.onnx_data"
+    (optimum / "model.onnx").write_bytes(model.SerializeToString())
+    assert adopt(optimum).package.manifest.data_files == ("model.onnx_data",)
+
+
+def test_a_template_that_is_no_text_is_named(optimum: Path) -> None:
+    (optimum / "chat_template.jinja").write_bytes(b"\xff\xfe{{ 1 }}")
+    with pytest.raises(PackageError, match=r"chat_template\.jinja: cannot be read"):
+        adopt(optimum)
+
+
+def test_the_folder_above_is_suggested(transformers_js: Path) -> None:
+    with pytest.raises(PackageError, match=rf"there is no tokenizer\.json; did you mean {transformers_js}\?"):
+        adopt(transformers_js / "onnx")
