@@ -93,7 +93,10 @@ def test_faults_end_with_one_sentence(tiny_fp32: Package, folders: dict[str, Pat
 
 @pytest.mark.parametrize(
     ("kind", "requests"),
-    [("portable", "run in turn; each has a cache of its own, which grows and is copied at every step"), ("genai", "run together")],
+    [
+        ("portable", "run in turn; each has a cache of its own, which grows and is copied at every step"),
+        ("genai", "run together"),
+    ],
 )
 def test_inspect_says_how_requests_run(kind: str, requests: str, adopted: dict[str, Package]) -> None:
     shown = run("inspect", adopted[kind].folder).stdout
