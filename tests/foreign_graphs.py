@@ -15,6 +15,7 @@ from packages import small_model
 from portable_graph import PortableGraph
 
 from qwenonnx.graph.builder import GraphBuilder
+from qwenonnx.graph.names import STEP_INPUTS
 from qwenonnx.package.manifest import DATA_NAME, MODEL_NAME
 from qwenonnx.package.package import Package
 
@@ -37,7 +38,8 @@ def portable_model(folder: Path, **overrides: Any) -> Any:
 def genai_model(package: Package) -> Any:
     """The fused graph of a package with the inputs and outputs of onnxruntime-genai's builder, weights in memory."""
     model = onnx.load(str(package.model_path))
-    for name in ("seqlens_k", "total_sequence_length", "logits_rows"):
+    _attend_in_batches(model)
+    for name in STEP_INPUTS[1:]:
         model.graph.input.remove(_named(model.graph.input, name))
     model.graph.input.append(
         helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch_size", "total_sequence_length"])
@@ -59,6 +61,32 @@ def genai_model(package: Package) -> Any:
         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch_size", "sequence_length", 512])
     )
     return model
+
+
+def _attend_in_batches(model: Any) -> None:
+    """Attention as the operator itself has it: a batch of rows with a sequence each."""
+    nodes = list(model.graph.node)
+    for at, node in enumerate(nodes):
+        if node.op_type != "If":
+            continue
+        vectors, tokens = nodes[at - 1], nodes[at + 1]
+        layer = node.name.split(".")[2]
+        past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
+        nodes[at] = helper.make_node(
+            "GroupQueryAttention",
+            [vectors.input[0], "", "", *past, "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache"],
+            [tokens.output[0], *node.output[1:]],
+            name=node.name,
+            domain="com.microsoft",
+            num_heads=4,
+            kv_num_heads=2,
+            do_rotary=1,
+        )
+        vectors.op_type = tokens.op_type = "unused"
+    del model.graph.node[:]
+    model.graph.node.extend(node for node in nodes if node.op_type != "unused")
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch_size", "sequence_length"])
+    _named(model.graph.input, "input_ids").CopyFrom(ids)
 
 
 def genai_config(**changes: Any) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-# Prompts run in chunks of at least two tokens. A single one takes the attention kernel of decoding, which sums in
-# another order; the int8 recipe's rounding turns such last bits into visible differences, so that a repeated prompt
-# could get another answer. Chunks of two and more give the same bits however a prompt is cut (onnxruntime 1.32).
+# Prompts run in chunks of at least two tokens. The fused graph gives the same bits either way, but in other programs'
+# graphs a single one takes another attention kernel, which sums in another order (onnxruntime 1.32).
 SMALLEST_CHUNK = 2
 
 # Tokens whose keys lie in one page of memory; a row grows and shrinks by so many.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,12 +13,25 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-# Loaded by onnxruntime 1.31+; 21 has the QuantizeLinear that the int8 recipe uses.
+# Loaded by onnxruntime 1.32+; 21 has the QuantizeLinear that the int8 recipe uses.
 OPSET = 21
 IR_VERSION = 10
 ALIGNMENT = 64
 
 Dim = int | str
+
+
+class Subgraph:
+    """A branch of an `If` node; `graph` is complete once the builder's `subgraph` block ends."""
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        self.results: list[Any] = []
+
+    def outputs(self, dtype: type[np.generic], names: Sequence[str]) -> None:
+        """Declares the branch's results, in the order of the `If` node's outputs."""
+        element = _onnx_type(np.dtype(dtype))
+        self.results = [helper.make_tensor_value_info(name, element, None) for name in names]
 
 
 class GraphBuilder:
@@ -75,6 +89,17 @@ class GraphBuilder:
             helper.make_node(op, list(inputs), results, name=name, domain=domain, **dict(attributes or {}))
         )
         return results[0]
+
+    @contextmanager
+    def subgraph(self, name: str) -> Iterator[Subgraph]:
+        """Collects the nodes of the block in a graph of their own, which sees all values made before."""
+        outer, self._nodes = self._nodes, []
+        branch = Subgraph()
+        try:
+            yield branch
+            branch.graph = helper.make_graph(self._nodes, name, [], branch.results)
+        finally:
+            self._nodes = outer
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
         """Adds a small tensor to the model file; adding the same name again returns the first one."""

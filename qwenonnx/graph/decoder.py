@@ -1,8 +1,8 @@
 """The Qwen2 decoder as one ONNX graph with a KV cache, written layer by layer.
 
-Inputs: `input_ids` [batch, sequence] int64; `seqlens_k` [batch] int32, the valid tokens of each row after this step
-minus one; `total_sequence_length` [1] int32, the largest of them plus one; `logits_rows` [rows] int64, which rows of
-the flattened [batch * sequence] get logits; `past_key_values.{i}.key|value` [batch, kv_heads, capacity, head_dim].
+Inputs: `input_ids` [1, tokens] int64, the new tokens of all rows behind each other; `logits_rows` [rows] int64, which
+of them get logits; those of `graph.attention`, which lay them out as a batch;
+`past_key_values.{i}.key|value` [batch, kv_heads, capacity, head_dim].
 Outputs: `logits` [rows, vocab]; `present.{i}.key|value`, which may share memory with the past.
 
 Attention is onnxruntime's `com.microsoft.GroupQueryAttention` with its own rotary embedding. After the last layer's
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qwenonnx.config import ModelConfig
+from qwenonnx.graph.attention import declare_attention_inputs, write_attention
 from qwenonnx.graph.builder import GraphBuilder
 from qwenonnx.graph.linear import LinearStyle
 from qwenonnx.graph.names import past_names, present_names
@@ -44,10 +45,9 @@ class Decoder:
         """Writes inputs, embedding, layers, head and outputs."""
         g, config = self._g, self._config
         cache_shape = ("batch", config.num_kv_heads, "capacity", config.head_dim)
-        g.input("input_ids", np.int64, ("batch", "sequence"))
-        g.input("seqlens_k", np.int32, ("batch",))
-        g.input("total_sequence_length", np.int32, (1,))
+        g.input("input_ids", np.int64, (1, "tokens"))
         g.input("logits_rows", np.int64, ("rows",))
+        declare_attention_inputs(g, config)
         for name in past_names(config):
             g.input(name, np.float32, cache_shape)
         g.output("logits", np.float32, ("rows", config.vocab_size))
@@ -84,17 +84,7 @@ class Decoder:
         g, config = self._g, self._config
         parts = [f"{prefix}.{kind}_proj" for kind in "qkv"]
         qkv = self._joined_linear(f"{prefix}.qkv_proj", hidden, parts)
-        past = [f"past_key_values.{i}.key", f"past_key_values.{i}.value"]
-        present = [f"present.{i}.key", f"present.{i}.value"]
-        steps = ["seqlens_k", "total_sequence_length", "cos_cache", "sin_cache"]
-        return g.node(
-            "GroupQueryAttention",
-            [qkv, "", "", *past, *steps],
-            f"{prefix}.attention",
-            outputs=[f"{prefix}.attention", *present],
-            domain=MS,
-            attributes={"num_heads": config.num_heads, "kv_num_heads": config.num_kv_heads, "do_rotary": 1},
-        )
+        return write_attention(g, config, i, qkv, f"{prefix}.attention")
 
     def _mlp(self, prefix: str, hidden: str, rows: Rows) -> str:
         g, config, style, weights = self._g, self._config, self._style, self._weights

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from qwenonnx.config import ModelConfig
 
-STEP_INPUTS = ("input_ids", "seqlens_k", "total_sequence_length", "logits_rows")
+STEP_INPUTS = (
+    "input_ids",
+    "logits_rows",
+    "seqlens_k",
+    "query_seqlens",
+    "total_sequence_length",
+    "lone_tokens",
+    "head_rows",
+    "output_rows",
+    "position_ids",
+    "attention_bias",
+)
 
 
 def past_names(config: ModelConfig) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from qwenonnx.errors import PackageError, UsageError
+from qwenonnx.graph.names import STEP_INPUTS
 from qwenonnx.package.package import Package
 from qwenonnx.runtime.fused_runner import FusedRunner
 from qwenonnx.runtime.genai_runner import GenaiRunner
@@ -41,6 +42,10 @@ def load_runner(
     if kind is None:
         raise PackageError(
             f"{package.folder}: its graph is of the kind {package.manifest.graph!r}, which this version cannot run."
+        )
+    if kind is FusedRunner and not set(STEP_INPUTS) <= set(package.manifest.inputs):
+        raise PackageError(
+            f"{package.folder}: an older version made it, and its graph takes other inputs; make the package again."
         )
     if context_length is not None and not 1 < context_length <= package.config.context_length:
         raise UsageError(

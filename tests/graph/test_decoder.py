@@ -15,6 +15,7 @@ from packages import TOKENS, ArrayWeights, graph_runner, package_runner, small_m
 from qwenonnx.export.reference import reference_logits
 from qwenonnx.graph.names import past_names, present_names
 from qwenonnx.package.package import Package
+from qwenonnx.runtime.attention_inputs import attention_inputs
 from qwenonnx.runtime.load import PackageRunner
 
 TOLERANCE = 1e-4
@@ -115,8 +116,7 @@ def test_only_the_rows_asked_for_get_logits(tmp_path: Path) -> None:
     def logits(rows: list[int]) -> NDArray[np.float32]:
         feeds = {
             "input_ids": np.array([TOKENS], dtype=np.int64),
-            "seqlens_k": np.array([len(TOKENS) - 1], dtype=np.int32),
-            "total_sequence_length": np.array([len(TOKENS)], dtype=np.int32),
+            **attention_inputs(config, [len(TOKENS)], [0]),
             "logits_rows": np.array(rows, dtype=np.int64),
             **dict.fromkeys(past_names(config), past),
         }
@@ -156,10 +156,16 @@ def test_inputs_and_outputs_are_the_ones_documented(tiny_fp32: Package, tiny_int
         cache = ["batch", 2, "capacity", 16]
         past = {f"past_key_values.{i}.{kind}": cache for i in range(2) for kind in ("key", "value")}
         assert inputs == {
-            "input_ids": ["batch", "sequence"],
-            "seqlens_k": ["batch"],
-            "total_sequence_length": [1],
+            "input_ids": [1, "tokens"],
             "logits_rows": ["rows"],
+            "seqlens_k": ["batch"],
+            "query_seqlens": ["batch"],
+            "total_sequence_length": [1],
+            "lone_tokens": [1],
+            "head_rows": ["batch", "padded", "vectors"],
+            "output_rows": ["tokens", 4],
+            "position_ids": ["batch", "padded_or_one"],
+            "attention_bias": ["batch_or_one", 1, "padded_or_one", "total_or_one"],
             **past,
         }
         assert outputs == {

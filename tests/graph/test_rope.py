@@ -7,6 +7,7 @@ import math
 import numpy as np
 from packages import small_model
 
+from qwenonnx.graph.heads import lone_query_rows
 from qwenonnx.graph.rope import rotary_tables
 
 
@@ -15,7 +16,7 @@ def test_tables_hold_cosine_and_sine_of_position_times_frequency() -> None:
 
     cos, sin = rotary_tables(config)
 
-    assert cos.shape == sin.shape == (config.context_length, 16)
+    assert cos.shape == sin.shape == (config.context_length + lone_query_rows(config), 16)
     for position in (0, 1, 17, config.context_length - 1):
         for pair in (0, 1, 15):
             angle = position * 1e6 ** (-2 * pair / 32)

@@ -13,6 +13,7 @@ from packages import TOKENS, package_runner
 from qwenonnx.errors import EngineError
 from qwenonnx.graph.names import past_names, present_names
 from qwenonnx.package.package import Package
+from qwenonnx.runtime.attention_inputs import attention_inputs
 from qwenonnx.runtime.memory import STATUS
 
 CONTEXT = 2048
@@ -140,14 +141,13 @@ def copying_path(package: Package, steps: list[list[int]]) -> list[NDArray[np.fl
     results: list[NDArray[np.float32]] = []
     length = 0
     for chunk in steps:
-        length += len(chunk)
         feeds = {
             "input_ids": np.array([chunk], dtype=np.int64),
-            "seqlens_k": np.array([length - 1], dtype=np.int32),
-            "total_sequence_length": np.array([length], dtype=np.int32),
+            **attention_inputs(config, [len(chunk)], [length]),
             "logits_rows": np.array([len(chunk) - 1], dtype=np.int64),
             **dict(zip(past_names(config), cache, strict=True)),
         }
         logits, *cache = session.run(["logits", *present_names(config)], feeds)
+        length += len(chunk)
         results.append(logits[0])
     return results
