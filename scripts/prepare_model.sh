@@ -6,4 +6,6 @@ models=$1 model=$2
 
 qwenonnx pull "$model" --models-dir "$models" >/dev/null
 [ -e "$models/$model/fp32/qwenonnx.json" ] || qwenonnx export "$models/$model/checkpoint" --output "$models/$model/fp32" >/dev/null
-[ -e "$models/$model/int8/qwenonnx.json" ] || qwenonnx quantize "$models/$model/fp32" >/dev/null
+for recipe in int8 int8-block int4; do
+    [ -e "$models/$model/$recipe/qwenonnx.json" ] || qwenonnx quantize "$models/$model/fp32" --recipe "$recipe" >/dev/null
+done
