@@ -12,6 +12,7 @@
     ├── DiskSpaceError            there is not enough room for the result
     ├── EngineError               generation failed
     │   ├── NumericalError        the model produced NaN or infinite logits
+    │   ├── DeadlineError         HTTP 504: the time that a request was given is over
     │   └── QueueFullError        HTTP 429: too many requests are waiting
     ├── UnavailableError          HTTP 503: loading or shutting down
     └── InvalidRequestError       HTTP 400: a request that cannot be served as sent
@@ -72,12 +73,22 @@ class NumericalError(EngineError):
     """The model produced NaN or infinite logits."""
 
 
-class QueueFullError(EngineError):
-    """Too many requests are waiting already."""
+class DeadlineError(EngineError):
+    """The time that a request was given is over."""
 
-    def __init__(self, message: str, *, retry_after: float) -> None:
+
+class QueueFullError(EngineError):
+    """Too many requests are waiting already.
+
+    `retry_after` estimates in how many seconds there is room, `position` is the place that the request would have had
+    in the queue, and `limit` how many may wait.
+    """
+
+    def __init__(self, message: str, *, retry_after: float, position: int = 0, limit: int = 0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.position = position
+        self.limit = limit
 
 
 class UnavailableError(QwenonnxError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qwenonnx.cli.bench_engine import EnginePlan, bench_engine
 from qwenonnx.cli.console import Stages, say, table, write_results
 from qwenonnx.cli.options import JsonFile, PackageFolder, Quiet, Threads
 from qwenonnx.cli.packages import beside, open_package
@@ -38,6 +39,20 @@ def bench(
     compare: Annotated[
         bool, typer.Option("--compare/--no-compare", help="Also measure, shortly, what DIR was quantized from.")
     ] = True,
+    streams: Annotated[
+        list[int] | None,
+        typer.Option("--streams", metavar="N", min=1, max=256, help="Measure N requests at once; repeatable."),
+    ] = None,
+    turns: Annotated[
+        int | None, typer.Option("--turns", metavar="N", min=1, help="Measure a chat that grows by N turns.")
+    ] = None,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Measure prompt lookup where an answer repeats its prompt.")
+    ] = False,
+    soak: Annotated[
+        int | None,
+        typer.Option("--soak", metavar="N", min=4, help="Run N mixed requests, 30 % of them given up, 16 at a time."),
+    ] = None,
     threads: Threads = None,
     json: JsonFile = None,
     quiet: Quiet = False,
@@ -45,9 +60,23 @@ def bench(
     """Measure speed and memory of a package on this machine.
 
     Shown are the time to the first token, the rates of prefill and decode, and peak memory. A quantized package is
-    compared with its source.
+    compared with its source. With --streams, --turns, --copy or --soak, that is measured instead.
     """
     import time
+
+    if streams or turns or copy or soak:
+        plan = EnginePlan(
+            streams=tuple(streams or ()),
+            turns=turns,
+            copy=copy,
+            soak=soak,
+            prompt_tokens=tuple(prompt or ()),
+            new_tokens=new_tokens,
+            repeats=repeats,
+            prefill_chunk=prefill_chunk,
+        )
+        bench_engine(open_package(package), plan, threads=threads, json=json, quiet=quiet)
+        return
 
     from qwenonnx.bench.measure import Workload, measure
     from qwenonnx.bench.speedup import Int8Flags, Speedup, short_workload, slowness_warning

@@ -24,6 +24,8 @@ def check_request(request: GenerationRequest, vocab_size: int, context_length: i
         raise ContextLengthError(len(request.prompt_ids), context_length)
     if request.max_tokens is not None and request.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be at least 1, but it is {request.max_tokens}.", param="max_tokens")
+    if request.timeout is not None and not request.timeout > 0:
+        raise InvalidRequestError(f"timeout must be more than 0, but it is {request.timeout}.", param="timeout")
     if sum(map(len, request.stop)) > MAX_STOP_CHARACTERS:
         raise InvalidRequestError(
             f"The stop strings have more than {MAX_STOP_CHARACTERS} characters together.", param="stop"

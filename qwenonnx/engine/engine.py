@@ -7,40 +7,26 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from qwenonnx.engine.checks import check_request
-from qwenonnx.engine.config import EngineConfig
+from qwenonnx.engine.config import EngineConfig, SchedulerConfig
 from qwenonnx.engine.event_streams import AsyncEventStream, EventStream
+from qwenonnx.engine.idle_time import IdleTime
+from qwenonnx.engine.prefix_cache import PrefixCache, pinned_tokens
+from qwenonnx.engine.prefix_files import PrefixFiles
 from qwenonnx.engine.request import Event, GenerationRequest
-from qwenonnx.engine.rows import pages
+from qwenonnx.engine.rows import PAGE_TOKENS, pages
 from qwenonnx.engine.runner import ModelRunner
-from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, SchedulerConfig, Step, VerifyStep
+from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, Step, VerifyStep
 from qwenonnx.engine.sequence import Sequence
 from qwenonnx.engine.steps import StepRunner
-from qwenonnx.errors import (
-    EngineError,
-    QwenonnxError,
-    UnavailableError,
-)
+from qwenonnx.engine.ticket import Ticket
+from qwenonnx.errors import DeadlineError, EngineError, QwenonnxError, UnavailableError, UsageError
 from qwenonnx.text.tokenizer import Tokenizer, end_token_ids
 
 logger = logging.getLogger(__name__)
-
-
-class Ticket:
-    """The caller's handle on a submitted request."""
-
-    def __init__(self, engine: Engine, sequence: Sequence) -> None:
-        self._engine = engine
-        self._sequence = sequence
-
-    def cancel(self) -> None:
-        """Asks the engine to end the request, before its next step; may be called any time, anywhere.
-
-        The request then ends with `Finished("cancelled")`, unless it has ended before.
-        """
-        self._engine._cancel(self._sequence)
 
 
 class Engine:
@@ -61,6 +47,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         end_ids: frozenset[int] | None = None,
+        prefix_files: PrefixFiles | None = None,
     ) -> None:
         """`end_ids` None takes those that the tokenizer alone tells; see `end_token_ids`."""
         self._runner = runner
@@ -69,21 +56,27 @@ class Engine:
         self._config = config or EngineConfig()
         self._end_ids = end_token_ids(tokenizer, {}) if end_ids is None else end_ids
         most = runner.num_slots * pages(runner.context_length)
-        kv_tokens = min(most, self._config.kv_tokens or most)
+        self._kv_tokens = min(most, self._config.kv_tokens or most)
         # One request alone always has room, so that nobody waits for ever.
-        self._context_length = min(runner.context_length, kv_tokens)
+        self._context_length = min(runner.context_length, self._kv_tokens)
         self._scheduler = Scheduler(
             SchedulerConfig(
                 prefill_chunk=self._config.prefill_chunk,
                 max_queue=self._config.max_queue,
                 max_running=max(1, min(self._config.max_running, runner.max_batch, runner.num_slots)),
                 num_rows=runner.num_slots,
-                kv_tokens=pages(kv_tokens),
+                kv_tokens=pages(self._kv_tokens),
                 max_step_delay=self._config.max_step_delay,
                 speculate=self._config.speculate,
+                costs=self._config.costs,
             )
         )
+        self._prefixes = PrefixCache(self._scheduler.rows, self._steps, runner, prefix_files)
         self._wake = threading.Condition()
+        chores = [(self._config.save_after, lambda: self._prefixes.save(self._is_wanted))]
+        if self._config.release_after is not None:
+            chores.append((self._config.release_after, self._prefixes.release))
+        self._idle = IdleTime(self._wake, chores)
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -113,6 +106,20 @@ class Engine:
     def is_alive(self) -> bool:
         """Whether the engine thread runs."""
         return self._thread is not None and self._thread.is_alive()
+
+    def preload(self, prompts: Iterable[tuple[int, ...]] = ()) -> None:
+        """Loads what earlier processes have kept in files, and reads `prompts`, which then stay; before `start`.
+
+        Raises:
+            UsageError: the prompts leave no room for a request.
+            EngineError: the model failed.
+        """
+        self._prefixes.restore(self._context_length)
+        self._prefixes.preload(prompts, self._config.prefill_chunk)
+        room = self._kv_tokens - pinned_tokens(self._scheduler.rows)
+        if room < PAGE_TOKENS:
+            raise UsageError(f"prompts loaded beforehand fill the memory of {self._kv_tokens:,} tokens.")
+        self._context_length = min(self._context_length, room)
 
     def start(self) -> None:
         """Starts the engine thread; requests submitted before are served then.
@@ -151,6 +158,8 @@ class Engine:
             QueueFullError: too many requests are waiting.
             UnavailableError: the engine was closed.
         """
+        if request.timeout is None and self._config.timeout is not None:
+            request = replace(request, timeout=self._config.timeout)
         check_request(request, self._runner.vocab_size, self._context_length)
         sequence = Sequence(
             request,
@@ -164,7 +173,7 @@ class Engine:
                 raise UnavailableError("The server is shutting down; try again later.")
             self._scheduler.add(sequence)
             self._wake.notify_all()
-        return Ticket(self, sequence)
+        return Ticket(lambda: self._cancel(sequence))
 
     def generate(self, request: GenerationRequest) -> EventStream:
         """Submits a request and returns its events as a blocking iterator; closing that cancels the request.
@@ -199,16 +208,18 @@ class Engine:
     def _run(self) -> None:
         try:
             while True:
+                self._idle.wait_until(self._is_wanted)
                 with self._wake:
-                    while not (self._closing or self._scheduler.has_work):
-                        self._wake.wait()
                     if self._closing:
                         return
                     dropped = self._scheduler.drop_cancelled()
+                    late = self._scheduler.drop_late(time.perf_counter())
                     step = self._scheduler.schedule()
                     moves = self._scheduler.take_moves()
                 for sequence in dropped:
                     sequence.finish("cancelled")
+                for sequence in late:
+                    sequence.fail(DeadlineError(f"The request's {sequence.request.timeout:g} seconds are over."))
                 for move in moves:
                     self._steps.move(move)
                 if step is not None:
@@ -216,6 +227,10 @@ class Engine:
         finally:
             # Also after a fault of the engine's own: no reader is left waiting, no request is taken any more.
             self._end_all()
+            self._prefixes.save()
+
+    def _is_wanted(self) -> bool:
+        return self._closing or self._scheduler.has_work
 
     def _execute(self, step: Step) -> None:
         """Runs a step: forward pass, sampling, events. What goes wrong ends the requests in it, no more."""
@@ -249,9 +264,10 @@ class Engine:
             self._scheduler.verified(step, right)
 
     def _decode(self, step: DecodeStep) -> None:
+        began = time.perf_counter()
         rows = self._steps.decode(step)
         with self._wake:
-            self._scheduler.computed(step)
+            self._scheduler.computed(step, time.perf_counter() - began)
         for sequence, logits in zip(step.sequences, rows, strict=True):
             try:
                 if isinstance(logits, EngineError):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenonnx.engine.logits import check_peak, highest
 from qwenonnx.engine.request import TokenLogprob, TokenLogprobs
 
 
@@ -14,22 +15,19 @@ def token_logprobs(logits: NDArray[np.float32], token_id: int, count: int) -> To
     """The log-probability of `token_id` by its logits `[tokens]`, with the `count` most probable tokens.
 
     Of equally probable ones, those with lower ids come first.
+
+    Raises:
+        NumericalError: a logit is NaN or plus infinity, or no token is possible.
     """
-    peak = float(logits.max())
+    peak = logits.max()
+    check_peak(peak)
+    weights = logits - peak
     with np.errstate(under="ignore"):
-        total = peak + math.log(float(np.exp(logits - np.float32(peak)).sum(dtype=np.float64)))
-    best = _best(logits, min(count, len(logits)))
+        np.exp(weights, out=weights)
+    total = float(peak) + math.log(float(weights.sum(dtype=np.float64)))
+    best = highest(logits, count)
+    best = best[np.argsort(-logits[best], kind="stable")]
     return TokenLogprobs(
         chosen=TokenLogprob(token_id, float(logits[token_id]) - total),
         top=tuple(TokenLogprob(int(i), float(logits[i]) - total) for i in best),
     )
-
-
-def _best(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    if count == 0:
-        return np.empty(0, dtype=np.int64)
-    threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
-    candidates = np.flatnonzero(logits >= threshold)
-    order = np.lexsort((candidates, -logits[candidates]))[:count]
-    best: NDArray[np.int64] = candidates[order]
-    return best

@@ -22,6 +22,9 @@ class GenerationRequest:
 
     `logprobs` asks for the log-probabilities of the tokens of the answer, with so many alternatives (0 to 20);
     `prompt_logprobs` for those of the prompt, whose tokens then all run.
+
+    Requests of a higher `priority` leave the queue first, and lose their memory last. `timeout` is how many seconds
+    the request may take in all; it fails with DeadlineError if it has not ended by then.
     """
 
     prompt_ids: tuple[int, ...]
@@ -35,6 +38,8 @@ class GenerationRequest:
     include_stop: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    priority: int = 0
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,13 @@ class Row:
 
     They stay when a request ends, so that one that begins alike runs only what differs (a conversation's next turn
     repeats all that came before). Only what was really computed is listed. `touched` tokens count against the budget,
-    and `last_used` orders the rows by age.
+    and `last_used` orders the rows by age. A `pinned` row stays as it is; others only copy from it.
     """
 
     token_ids: list[int] = field(default_factory=list)
     touched: int = 0
     last_used: int = 0
+    pinned: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -86,6 +87,16 @@ class Rows:
         """Tokens whose memory is in use, over all rows."""
         return sum(row.touched for row in self._rows)
 
+    def has_room(self, length: int) -> bool:
+        """Whether the memory of so many tokens is there without anything being emptied."""
+        return self.touched + pages(length) <= self._budget
+
+    def fill(self, slot: int, token_ids: list[int]) -> None:
+        """Notes what was put into a row."""
+        self._rows[slot].token_ids = token_ids
+        self._rows[slot].touch(len(token_ids))
+        self.use(slot)
+
     def take_moves(self) -> list[RowMove]:
         """What has to be done with the memory before the next step, in this order; the list is handed over."""
         moves, self._moves = self._moves, []
@@ -100,7 +111,7 @@ class Rows:
         The prompt's last tokens are never counted: one must run again to yield logits, and with a second one it runs
         as it did before (see SMALLEST_CHUNK). `fresh` lets nothing be reused.
         """
-        idle = [slot for slot in range(len(self._rows)) if slot not in busy]
+        idle = [slot for slot, row in enumerate(self._rows) if slot not in busy and not row.pinned]
         if not idle:
             return None
         usable = [] if fresh else prompt_ids[: max(0, len(prompt_ids) - SMALLEST_CHUNK)]
@@ -133,7 +144,7 @@ class Rows:
     def make_room(self, extra: int, *, busy: Collection[int]) -> bool:
         """Empties idle rows, the longest unused first, until `extra` more tokens fit; False where they cannot."""
         while self.touched + extra > self._budget:
-            idle = [slot for slot, row in enumerate(self._rows) if slot not in busy and row.touched]
+            idle = [slot for slot, row in enumerate(self._rows) if slot not in busy and row.touched and not row.pinned]
             if not idle:
                 return False
             self.release(min(idle, key=lambda slot: self._rows[slot].last_used))
@@ -176,6 +187,12 @@ class Rows:
         """Makes a row the one that was used last."""
         self._tick += 1
         self._rows[slot].last_used = self._tick
+
+
+def chunk_end(start: int, size: int, total: int) -> int:
+    """Where a chunk of about `size` tokens ends, so that no lone last token is left for one of its own."""
+    end = min(start + size, total)
+    return total if total - end < SMALLEST_CHUNK else end
 
 
 def pages(length: int) -> int:

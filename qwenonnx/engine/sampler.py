@@ -7,15 +7,19 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from qwenonnx.engine.logits import check_peak, highest
 from qwenonnx.engine.penalties import Penalties
 from qwenonnx.engine.sampling import SamplingParams
-from qwenonnx.errors import NumericalError
 
 # Weights relative to the most probable token's below which candidates are left out, tried in this order.
-_FLOORS = (1e-2, 1e-4, 1e-6)
+_FLOORS = (1e-2, 1e-4)
 
-# Width of the partial sums in which a draw over the whole vocabulary looks for its token.
+# Weights of equal leading bits, an eighth of an octave, are one class where floors do not help.
+_CLASS_SHIFT = 20
+
+# Width of the partial sums in which a draw over many tokens looks for its token, and how many are many.
 _BLOCK = 512
+_MANY = 4096
 
 
 class Sampler:
@@ -69,34 +73,48 @@ class Sampler:
 
     def _greedy(self, row: NDArray[np.float32]) -> int:
         best = int(row.argmax())
-        _check_peak(row[best])
+        check_peak(row[best])
         if not self._changes_logits:
             return best
         row = self._changed(row)
         best = int(row.argmax())
-        _check_peak(row[best])
+        check_peak(row[best])
         return best
 
     def _random(self, row: NDArray[np.float32]) -> int:
         peak = row.max()
-        _check_peak(peak)
+        check_peak(peak)
         if self._changes_logits:
             row = self._changed(row)
             peak = row.max()
-            _check_peak(peak)
-        weights = self._buffer()
-        with np.errstate(over="ignore"):  # minus infinity is the right answer
-            np.subtract(row, peak, out=weights)
-            weights /= np.float32(self._params.temperature)
-        np.exp(weights, out=weights)  # the highest is exactly 1
+            check_peak(peak)
         point = self._generator.random()
-        if self._params.top_k or self._params.top_p < 1.0:
-            ids = self._nucleus(weights)
-        elif self._params.min_p > 0.0:
-            ids = np.flatnonzero(weights >= self._params.min_p)
-        else:
-            return _draw_blockwise(weights, point)
-        return int(ids[_draw(weights[ids], point)])
+        ids = highest(row, self._params.top_k) if self._params.top_k else None
+        weights = self._weights(row if ids is None else row[ids], peak)
+        kept = self._kept(weights)
+        index = _draw(weights, point) if kept is None else int(kept[_draw(weights[kept], point)])
+        return index if ids is None else int(ids[index])
+
+    def _weights(self, values: NDArray[np.float32], peak: np.float32) -> NDArray[np.float32]:
+        """Probabilities relative to the highest, whose weight is exactly 1."""
+        weights = self._buffer()[: len(values)]
+        with np.errstate(over="ignore"):  # minus infinity is the right answer
+            np.subtract(values, peak, out=weights)
+            weights /= np.float32(self._params.temperature)
+        return np.exp(weights, out=weights)
+
+    def _kept(self, weights: NDArray[np.float32]) -> NDArray[np.int64] | None:
+        """Indices that top-p and min-p leave, ascending; None where all are left whose weight is not 0 then."""
+        params = self._params
+        if params.top_p < 1.0:
+            mass = params.top_p * _sum(weights)
+            kept = _narrow_nucleus(weights, mass)
+            if kept is not None:
+                return kept[weights[kept] >= params.min_p]
+            weights *= _wide_nucleus(weights, mass)
+        if params.min_p > 0.0:
+            weights *= weights >= params.min_p
+        return None
 
     @property
     def _changes_logits(self) -> bool:
@@ -117,67 +135,72 @@ class Sampler:
             result[self._end_ids] = -np.inf
         return result
 
-    def _nucleus(self, weights: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Ids that top-k, top-p and min-p leave, in ascending order.
-
-        Sorting the vocabulary is slow and hardly ever needed: tokens above a floor are all more probable than
-        those below it, so the highest floor will do whose candidates are k and hold the mass p.
-        """
-        params = self._params
-        if params.top_k:
-            count, mass = min(params.top_k, len(weights)), 0.0
-        else:
-            count, mass = 1, params.top_p * float(weights.sum(dtype=np.float64))
-        ids = np.arange(len(weights))
-        for floor in _FLOORS:
-            candidates = np.flatnonzero(weights > floor)
-            if len(candidates) >= count and float(weights[candidates].sum(dtype=np.float64)) >= mass:
-                ids = candidates
-                break
-        ranked = -np.sort(-weights[ids])
-        if params.top_k:
-            ranked = ranked[:count]
-        if params.top_p < 1.0:
-            cumulated = ranked.cumsum(dtype=np.float64)
-            # After top-k, p is a share of the mass that top-k left.
-            mass = params.top_p * float(cumulated[-1]) if params.top_k else mass
-            ranked = ranked[: int(np.searchsorted(cumulated, mass)) + 1]
-        ids = _best(weights, ids, ranked)
-        return ids[weights[ids] >= params.min_p]
-
     def _buffer(self) -> NDArray[np.float32]:
         if len(self._scratch) != self._num_tokens:
             self._scratch = np.empty(self._num_tokens, dtype=np.float32)
         return self._scratch
 
 
-def _check_peak(peak: np.float32) -> None:
-    """The highest logit tells all: NaN and plus infinity come out on top, minus infinity only if alone."""
-    if not np.isfinite(peak):
-        raise NumericalError(
-            f"The model's logits are not finite (their maximum is {peak}); the package may be damaged or its "
-            "precision too low, so check it with `qwenonnx eval`."
-        )
+def _narrow_nucleus(weights: NDArray[np.float32], mass: float) -> NDArray[np.int64] | None:
+    """The indices of the fewest, highest weights that hold the mass, ascending; of equal ones the lowest.
+
+    Sorting the vocabulary is slow and hardly ever needed: weights above a floor are all higher than those below it,
+    so the highest floor will do whose candidates hold the mass. None where they are many.
+    """
+    for floor in _FLOORS:
+        above = weights > floor
+        if int(np.count_nonzero(above)) > _MANY:
+            return None
+        ids = np.flatnonzero(above)
+        values = weights[ids]
+        if _sum(values) >= mass:
+            return ids[_first(values, mass)]
+    return None
 
 
-def _best(weights: NDArray[np.float32], ids: NDArray[np.int64], ranked: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Those of `ids` whose weights are the `ranked` ones; of equal weights at the end, the lowest ids."""
-    values = weights[ids]
-    kept = values > ranked[-1]
-    equal = np.flatnonzero(values == ranked[-1])
-    kept[equal[: len(ranked) - int(np.count_nonzero(kept))]] = True
-    best: NDArray[np.int64] = ids[kept]
-    return best
+def _wide_nucleus(weights: NDArray[np.float32], mass: float) -> NDArray[np.bool_]:
+    """Marks the same among many: like weights are one class, and only the class that reaches the mass is sorted."""
+    classes = weights.view(np.int32) >> _CLASS_SHIFT  # of positive numbers, in their order
+    counts = np.bincount(classes)
+    edges = (np.arange(len(counts), dtype=np.int32) << _CLASS_SHIFT).view(np.float32)
+    total = _sum(weights)
+    estimated = (counts * edges).cumsum()
+    last = min(int(np.searchsorted(estimated * (total / estimated[-1]), total - mass)), len(counts) - 1)
+    while (held := _sum(weights * (classes > last))) >= mass and last < len(counts) - 1:
+        last += 1
+    ids = np.flatnonzero(classes == last)
+    while last > 0 and held + _sum(weights[ids]) < mass:
+        held += _sum(weights[ids])
+        last -= 1
+        ids = np.flatnonzero(classes == last)
+    kept: NDArray[np.bool_] = classes > last
+    if len(ids):
+        kept[ids[_first(weights[ids], mass - held)]] = True
+    return kept
+
+
+def _sum(weights: NDArray[np.float32]) -> float:
+    return float(weights.sum(dtype=np.float64))
+
+
+def _first(values: NDArray[np.float32], mass: float) -> NDArray[np.bool_]:
+    """Marks the fewest of the highest values that hold the mass, at least one; of equal ones the first."""
+    ranked = -np.sort(-values)
+    count = min(int(np.searchsorted(ranked.cumsum(dtype=np.float64), mass)) + 1, len(values))
+    least = ranked[count - 1]
+    kept: NDArray[np.bool_] = values > least
+    kept[np.flatnonzero(values == least)[: count - int(np.count_nonzero(kept))]] = True
+    return kept
 
 
 def _draw(weights: NDArray[np.float32], point: float) -> int:
-    """The index at which the cumulated weights pass the share `point` of their sum; never one of weight 0."""
-    cumulated = weights.cumsum(dtype=np.float64)
-    return _passing(cumulated, point * float(cumulated[-1]))
+    """The index at which the cumulated weights pass the share `point` of their sum; never one of weight 0.
 
-
-def _draw_blockwise(weights: NDArray[np.float32], point: float) -> int:
-    """As `_draw`, for long rows: finds the block by the blocks' sums, then the token inside of it."""
+    Of many, it finds the block by the blocks' sums, then the index inside of it.
+    """
+    if len(weights) <= _MANY:
+        cumulated = weights.cumsum(dtype=np.float64)
+        return _passing(cumulated, point * float(cumulated[-1]))
     starts = np.arange(0, len(weights), _BLOCK)
     cumulated = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()
     target = point * float(cumulated[-1])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
-from qwenonnx.engine.rows import PAGE_TOKENS, SMALLEST_CHUNK, RowMove, Rows
+from qwenonnx.engine.config import SchedulerConfig
+from qwenonnx.engine.prefill_pace import PrefillPace, running_mean
+from qwenonnx.engine.rows import RowMove, Rows, chunk_end
 from qwenonnx.engine.sequence import Sequence
-from qwenonnx.errors import QueueFullError
-
-# How much a new duration counts in the running means that estimates are made of.
-_MEAN_WEIGHT = 0.2
-
-_RETRY_LIMITS = (1.0, 60.0)
+from qwenonnx.engine.waiting_line import WaitingLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class VerifyStep:
-    """The newest token of the only sequence and a draft of what may follow, to run at once."""
+    """The newest token of one sequence and a draft of what may follow, to run at once."""
 
     sequence: Sequence
     draft: tuple[int, ...]
@@ -67,45 +63,26 @@ class VerifyStep:
 Step = PrefillChunk | DecodeStep | VerifyStep
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Bounds of the schedule.
-
-    Prompts run in chunks of at most `prefill_chunk` tokens, and of as many as `max_step_delay` seconds allow while
-    answers are being written. At most `max_running` requests have a row at once, the others wait, `max_queue` of them.
-    There are `num_rows` rows, with room for `kv_tokens` tokens over all of them. `speculate` lets an answer that is
-    written alone run ahead by prompt lookup.
-    """
-
-    prefill_chunk: int
-    max_queue: int
-    max_running: int = 1
-    num_rows: int = 1
-    kv_tokens: int = 1 << 40
-    max_step_delay: float = 0.1
-    speculate: bool = False
-
-
 class Scheduler:
     """First come, first served; whoever has a row runs, prompts in turns with the answers that are being written.
 
-    Answers are written in rows 0 to n - 1, in one step for all of them. Prompts are read in any row behind those, one
-    chunk after the other, so that a short prompt does not wait for a long one to end. Where the memory of the cache
-    runs out, rows that nobody uses are emptied, and then the request that came last has to start again later, with
-    the tokens it has.
+    Higher priorities leave the queue first. Answers are written in rows 0 to n - 1, in one step for all of them.
+    Prompts are read in any row behind those, chunk by chunk. Where the memory of the cache runs out, rows that nobody
+    uses are emptied, and then the request that came last has to start again later, with the tokens it has.
 
     Not thread-safe: the engine guards it. Nothing here looks at a clock: `computed` is told how long steps take.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._waiting: deque[Sequence] = deque()
-        self._prefilling: deque[Sequence] = deque()
+        self._waiting = WaitingLine(config.max_queue)
+        self._prefilling: list[Sequence] = []
         self._decoding: list[Sequence] = []
         self._rows = Rows(config.num_rows, config.kv_tokens)
         self._prefilled_last = False
-        self._prefill_speed = 0.0
-        self._mean_seconds = _RETRY_LIMITS[0]
+        self._drafted_last = False
+        self._pace = PrefillPace(config)
+        self._mean_seconds = 1.0
 
     @property
     def max_running(self) -> int:
@@ -120,7 +97,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, without those that were cancelled there."""
-        return sum(not sequence.cancel_requested for sequence in self._waiting)
+        return len(self._waiting)
+
+    @property
+    def rows(self) -> Rows:
+        """What the rows of the cache hold; while a request has a row, only the scheduler may change it."""
+        return self._rows
 
     @property
     def kv_tokens(self) -> int:
@@ -133,19 +115,13 @@ class Scheduler:
         return bool(self._decoding or self._prefilling or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a request at the end of the queue.
+        """Puts a request into the queue, behind those of its priority.
 
         Raises:
             QueueFullError: `max_queue` requests wait already; carries an estimate of when a place gets free.
         """
-        waiting = self.num_waiting
-        if waiting >= self._config.max_queue + self._config.max_running - self.num_running:
-            low, high = _RETRY_LIMITS
-            raise QueueFullError(
-                f"{waiting} requests are waiting already; try again later.",
-                retry_after=min(max(self._mean_seconds, low), high),
-            )
-        self._waiting.append(sequence)
+        seconds = self._mean_seconds / max(self.num_running, 1)
+        self._waiting.add(sequence, free=self._config.max_running - self.num_running, seconds=seconds)
 
     def drop_cancelled(self) -> list[Sequence]:
         """Takes out and returns all requests whose cancellation was asked for."""
@@ -154,18 +130,24 @@ class Scheduler:
             self.remove(sequence)
         return dropped
 
+    def drop_late(self, now: float) -> list[Sequence]:
+        """Takes out and returns all requests whose deadline has passed."""
+        everyone = (*self._decoding, *self._prefilling, *self._waiting)
+        late = [sequence for sequence in everyone if sequence.deadline is not None and sequence.deadline <= now]
+        for sequence in late:
+            self.remove(sequence)
+        return late
+
     def drop_all(self) -> tuple[list[Sequence], list[Sequence]]:
         """Takes out everything; returns the running and the waiting requests."""
-        running, waiting = [*self._decoding, *self._prefilling], list(self._waiting)
-        self._decoding, self._prefilling, self._waiting = [], deque(), deque()
-        return running, waiting
+        running = [*self._decoding, *self._prefilling]
+        self._decoding, self._prefilling = [], []
+        return running, self._waiting.clear()
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a request that has ended; its tokens stay in the cache for others."""
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        elif self._leave_row(sequence):
-            self._mean_seconds += _MEAN_WEIGHT * (sequence.service_seconds - self._mean_seconds)
+        if not self._waiting.remove(sequence) and self._leave_row(sequence):
+            self._mean_seconds = running_mean(self._mean_seconds, sequence.service_seconds)
 
     def schedule(self) -> Step | None:
         """The next piece of work; None when there is none. The cache holds it only once `computed` is told.
@@ -180,10 +162,9 @@ class Scheduler:
             return self._next_chunk()
         self._prefilled_last = False
         self._make_room()
-        if self._config.speculate and len(self._decoding) == 1 and not self._prefilling:
-            draft = self._decoding[0].draft()
-            if draft and self._rows.grow([0], 1 + len(draft), busy=self._busy()):
-                return VerifyStep(self._decoding[0], draft)
+        step = self._next_draft()
+        if step is not None:
+            return step
         return DecodeStep(tuple(self._decoding)) if self._decoding else None
 
     def take_moves(self) -> list[RowMove]:
@@ -201,10 +182,9 @@ class Scheduler:
             sequence = step.sequence
             self._rows[sequence.slot].token_ids += step.token_ids
             sequence.num_computed += len(step.token_ids)
-            if seconds > 0:
-                speed = len(step.token_ids) / seconds
-                self._prefill_speed += (_MEAN_WEIGHT if self._prefill_speed else 1.0) * (speed - self._prefill_speed)
+            self._pace.chunk_took(len(step.token_ids), seconds)
             return
+        self._pace.step_took(seconds)
         for sequence, token_id in zip(step.sequences, step.token_ids, strict=True):
             self._rows[sequence.slot].token_ids.append(token_id)
             sequence.num_computed += 1
@@ -213,7 +193,7 @@ class Scheduler:
         """Gives the first in the queue a row, if there is one with room for its prompt."""
         if not self._waiting or self.num_running >= self._config.max_running:
             return False
-        sequence = self._waiting[0]
+        sequence = self._waiting.first
         place = self._rows.place(
             sequence.token_ids[: sequence.num_to_prefill],
             reserve=sequence.num_to_prefill + 1,
@@ -222,7 +202,7 @@ class Scheduler:
         )
         if place is None:
             return False
-        self._waiting.popleft()
+        self._waiting.remove(sequence)
         sequence.admit(*place)
         self._prefilling.append(sequence)
         return True
@@ -235,26 +215,37 @@ class Scheduler:
             self._swap(sequence.slot, len(self._decoding) - 1)
 
     def _next_chunk(self) -> PrefillChunk:
-        sequence = self._prefilling[0]
-        self._prefilling.rotate(-1)
-        size = self._config.prefill_chunk
-        if self._decoding and self._prefill_speed:
-            bound = int(self._prefill_speed * self._config.max_step_delay) // PAGE_TOKENS * PAGE_TOKENS
-            size = min(size, max(bound, PAGE_TOKENS))
+        sequence = self._pace.choose(self._prefilling)
+        size = self._pace.size(beside_answers=bool(self._decoding))
         start = sequence.num_computed
-        end = min(start + size, sequence.num_to_prefill)
-        if sequence.num_to_prefill - end < SMALLEST_CHUNK:
-            end = sequence.num_to_prefill  # no chunk of its own for the last token
+        end = chunk_end(start, size, sequence.num_to_prefill)
         return PrefillChunk(sequence, tuple(sequence.token_ids[start:end]), start)
+
+    def _next_draft(self) -> VerifyStep | None:
+        """A draft for one answer, where it promises more tokens by time than a step of all; then all have a step.
+
+        Where prompts make several answers wait already, there is none.
+        """
+        count = len(self._decoding)
+        if not self._config.speculate or (count > 1 and (self._drafted_last or self._prefilling)):
+            self._drafted_last = False
+            return None
+        for sequence in sorted(self._decoding, key=lambda sequence: sequence.num_drafts):
+            draft = sequence.draft(self._config.costs, rate=count / self._config.costs.rows(count))
+            if draft and self._rows.grow([sequence.slot], 1 + len(draft), busy=self._busy()):
+                self._drafted_last = True
+                return VerifyStep(sequence, draft)
+        return None
 
     def _make_room(self) -> None:
         """Sees to it that each answer has room for one more token; who came last makes way if need be."""
         while self._decoding and not self._rows.grow(range(len(self._decoding)), busy=self._busy()):
-            last = max((*self._decoding, *self._prefilling), key=lambda sequence: sequence.order)
+            everyone = (*self._decoding, *self._prefilling)
+            last = max(everyone, key=lambda sequence: (-sequence.request.priority, sequence.order))
             self._leave_row(last)
             self._rows.release(last.slot)
             last.preempt()
-            self._waiting.appendleft(last)
+            self._waiting.put_back(last)
 
     def _leave_row(self, sequence: Sequence) -> bool:
         """Makes a sequence's row idle; False if it has none."""

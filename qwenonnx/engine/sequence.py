@@ -24,6 +24,7 @@ from qwenonnx.engine.request import (
 )
 from qwenonnx.engine.sampler import Sampler
 from qwenonnx.engine.speculation import PromptLookup
+from qwenonnx.engine.step_costs import StepCosts
 from qwenonnx.errors import QwenonnxError
 from qwenonnx.text.detokenizer import Detokenizer
 from qwenonnx.text.stops import StopMatcher
@@ -54,7 +55,9 @@ class Sequence:
         self.num_to_prefill = len(request.prompt_ids)
         self.num_computed = 0
         self.num_cached = 0
+        self.num_drafts = 0
         self.order = 0.0
+        self.arrival = 0
         self.slot = -1
         self.cancel_requested = False
         self.is_finished = False
@@ -74,6 +77,7 @@ class Sequence:
         self._lookup = PromptLookup()
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._submitted = time.perf_counter()
+        self.deadline = None if request.timeout is None else self._submitted + request.timeout
         self._admitted: float | None = None
         self._first_token: float | None = None
 
@@ -159,9 +163,12 @@ class Sequence:
         elif is_full:
             self.finish("length")
 
-    def draft(self) -> tuple[int, ...]:
-        """Tokens that may come next, by prompt lookup; as many as there is room for, and often none."""
-        return self._lookup.draft(self.token_ids, self._max_tokens - self.num_output - 1)
+    def draft(self, costs: StepCosts, rate: float = 1.0) -> tuple[int, ...]:
+        """Tokens that may come next, by prompt lookup; as many as pay and there is room for, and often none.
+
+        `rate` is what has to be surpassed, in tokens by the duration of a step of one token.
+        """
+        return self._lookup.draft(self.token_ids, self._max_tokens - self.num_output - 1, costs, rate)
 
     def advance_drafted(self, logits: NDArray[np.float32], draft: tuple[int, ...]) -> int:
         """Samples the next tokens by the logits `[1 + draft, vocab]` of the newest token and a draft.
@@ -172,13 +179,13 @@ class Sequence:
         Raises:
             NumericalError: the logits are unusable.
         """
+        self.num_drafts += 1
         right = 0
         for row, guess in zip(logits, (*draft, None), strict=True):
             self.advance(row)
             if self.is_finished or self.token_ids[-1] != guess:
                 break
             right += 1
-        self._lookup.learn(len(draft), right, len(self.token_ids))
         return right
 
     def finish(self, reason: FinishReason) -> None:

@@ -45,6 +45,14 @@ class StepRunner:
         else:
             self._runner.release_row(move.source, move.lengths[0])
 
+    def release(self, slot: int) -> None:
+        """Gives all memory of a row back."""
+        self._runner.release_row(slot, 0)
+
+    def run(self, slot: int, token_ids: list[int], start: int) -> None:
+        """Runs tokens for the sake of their keys and values."""
+        self._runner.prefill(slot, token_ids, start)
+
     def prefill(self, chunk: PrefillChunk) -> NDArray[np.float32]:
         """Runs a chunk; returns the logits `[vocab]` of its last token, and tells the sequence all if it wants them."""
         with self._lock:

@@ -117,6 +117,10 @@ class FusedRunner:
         """Gives back a row's memory behind its first tokens."""
         self._slab.release_row(slot, keep)
 
+    def row_views(self, slot: int, length: int) -> list[NDArray[Any]]:
+        """Keys and values `[kv_heads, length, head_dim]` of a row's first tokens, all layers in order; no copies."""
+        return self._slab.row(slot, length)
+
     def release_memory(self) -> None:
         """Gives the cache's memory back; every row is empty after it."""
         self._slab.release()

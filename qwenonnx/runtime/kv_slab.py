@@ -38,6 +38,10 @@ class KvSlab:
         """The rows `[start, start + count)` of each cache tensor, in the graph's order; views, not copies."""
         return [array[start : start + count] for array in self._arrays]
 
+    def row(self, slot: int, length: int) -> list[NDArray[Any]]:
+        """The first tokens of a row, `[kv_heads, length, head_dim]` of each cache tensor; views, not copies."""
+        return [array[slot, :, :length] for array in self._arrays]
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` tokens of a row to another one."""
         for array in self._arrays:

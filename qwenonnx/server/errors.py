@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 
 from qwenonnx.errors import (
     AuthenticationError,
+    DeadlineError,
     EngineError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -63,6 +64,8 @@ def error_object(error: BaseException) -> dict[str, Any]:
             kind, code = "rate_limit_error", "rate_limit_exceeded"
         case UnavailableError():
             code = "unavailable"
+        case DeadlineError():
+            code = "deadline_exceeded"
         case _:
             pass
     return {"error": {"message": _message(error), "type": kind, "param": param, "code": code}}
@@ -85,6 +88,8 @@ def error_status(error: BaseException) -> int:
             return HTTPStatus.TOO_MANY_REQUESTS
         case UnavailableError():
             return HTTPStatus.SERVICE_UNAVAILABLE
+        case DeadlineError():
+            return HTTPStatus.GATEWAY_TIMEOUT
         case _:
             return HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -123,8 +128,8 @@ def _headers(error: BaseException) -> Mapping[str, str]:
             return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
         case UnavailableError():
             return {"retry-after": str(LOADING_RETRY_AFTER)}
-        case NumericalError():
-            # The same request would fail again; clients that retry on 500 should not.
+        case NumericalError() | DeadlineError():
+            # The same request would fail again; clients that retry on 5xx should not.
             return {"x-should-retry": "false"}
         case _:
             return {}

@@ -16,7 +16,8 @@ from qwenonnx.errors import QueueFullError, QwenonnxError, UnavailableError
 from qwenonnx.server.errors import ClientDisconnectedError
 
 if TYPE_CHECKING:
-    from qwenonnx.engine.engine import Engine, Ticket
+    from qwenonnx.engine.engine import Engine
+    from qwenonnx.engine.ticket import Ticket
 
 logger = logging.getLogger("qwenonnx.server")
 

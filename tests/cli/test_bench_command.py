@@ -125,3 +125,31 @@ def test_the_source_can_be_named(tiny_fp32: Package, tiny_int8: Package, tmp_pat
     missing = CliRunner().invoke(app, ["bench", str(alone), "--source", str(tmp_path / "none"), *SHORT])
     assert missing.exit_code == 1
     assert "none: no such folder" in missing.stderr
+
+
+def test_the_engine_is_measured_instead_where_that_is_asked_for(tiny_fp32: Package) -> None:
+    few = ("--prompt", "10", "--new-tokens", "3", "--repeats", "1", "--threads", "1")
+    modes = ("--streams", "1", "--streams", "3", "--turns", "2", "--soak", "8", "--copy")
+    values = json.loads(run(tiny_fp32.folder, *few, *modes, "--json", "-").stdout)
+
+    assert [entry["streams"] for entry in values["streams"]] == [1, 3]
+    assert [entry["prompt_tokens"] for entry in values["turns"]] == [10, 23]
+    assert values["long_prompts"]["streams"] == 3
+    assert values["soak"]["requests"] == 8
+    assert [entry["task"] for entry in values["copy"]] == ["edit of a file", "free text"]
+    assert "runs" not in values
+
+
+def test_the_engines_figures_are_shown_to_people(tiny_fp32: Package) -> None:
+    few = ("--prompt", "10", "--new-tokens", "3", "--repeats", "1", "--threads", "1", "--quiet")
+    shown = run(tiny_fp32.folder, *few, "--streams", "2", "--turns", "2", "--soak", "8", "--copy").stdout
+
+    for text in ("2 x (10 + 3)", "2 streams while prompts of", "to turn 1", "edit of a file", "left over: 0 requests"):
+        assert text in shown
+
+
+def test_turns_that_do_not_fit_the_context_are_refused(tiny_fp32: Package) -> None:
+    result = CliRunner().invoke(app, ["bench", str(tiny_fp32.folder), "--turns", "100000"])
+
+    assert result.exit_code == 2
+    assert "tokens are more than this model's context of" in result.stderr

@@ -10,11 +10,13 @@ from scripted import Fault, Script, ScriptedRunner
 from tiny import special_ids
 
 from qwenonnx.engine.config import EngineConfig
-from qwenonnx.engine.engine import Engine, Ticket
+from qwenonnx.engine.engine import Engine
 from qwenonnx.engine.request import Delta, Event, Failed, Finished, GenerationRequest
 from qwenonnx.engine.sampling import SamplingParams
+from qwenonnx.engine.ticket import Ticket
 from qwenonnx.errors import (
     ContextLengthError,
+    DeadlineError,
     EngineError,
     InvalidRequestError,
     NumericalError,
@@ -335,9 +337,9 @@ def test_cancelling_a_prefill_interrupts_it_and_keeps_what_was_computed(make: Ma
 def test_cancelling_between_chunks_runs_no_further_chunk(make: Make) -> None:
     setup = make([65, IM_END], prefill_chunk=4)
     with held(setup.runner):
-        ticket, inbox = setup.submit()
+        _, inbox = setup.submit()
         assert setup.runner.entered.wait(20)
-        ticket._sequence.cancel_requested = True  # without the interruption
+        setup.engine._scheduler._prefilling[0].cancel_requested = True  # without the interruption
     assert isinstance(inbox.wait(), Finished)
     assert len(setup.runner.prefill_calls) == 1
 
@@ -458,3 +460,42 @@ def test_a_fault_of_the_engine_itself_leaves_nobody_waiting(make: Make, monkeypa
         setup.submit()
     setup.engine.close(20)
     assert [hook.exc_type for hook in caught] == [ZeroDivisionError]
+
+
+def test_a_request_whose_time_is_over_fails_and_the_next_is_served(make: Make) -> None:
+    setup = make([65])
+    with held(setup.runner):
+        _, late = setup.submit(timeout=0.01)
+        _, waiting = setup.submit(timeout=0.01)
+        assert setup.runner.entered.wait(20)
+        threading.Event().wait(0.02)
+    for inbox in (late, waiting):
+        last = inbox.wait()
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, DeadlineError)
+        assert "0.01 seconds are over" in str(last.error)
+    assert setup.run(max_tokens=2, timeout=1000.0)[1] == [65, 65]
+    assert (setup.engine.num_running, setup.engine.num_waiting) == (0, 0)
+
+
+def test_the_engines_time_limit_holds_for_requests_without_their_own(make: Make) -> None:
+    setup = make([65], timeout=1e-9)
+    assert isinstance(outcome(list(setup.engine.generate(GenerationRequest(PROMPT))))[2], Failed)
+    setup.run(max_tokens=1, timeout=1000.0)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_time_limit_must_be_positive(make: Make, timeout: float) -> None:
+    with pytest.raises(InvalidRequestError, match="timeout must be more than 0"):
+        make([65]).submit(timeout=timeout)
+
+
+def test_a_higher_priority_is_served_first(make: Make) -> None:
+    setup = make([65], max_running=1)
+    with held(setup.runner):
+        setup.submit(max_tokens=1)
+        assert setup.runner.entered.wait(20)
+        inboxes = [setup.submit((n,) * 5, max_tokens=1, priority=p)[1] for n, p in ((1, 0), (2, 0), (3, 7))]
+    for inbox in inboxes:
+        inbox.wait()
+    assert [ids[0] for _, ids, _ in setup.runner.prefill_calls[1:]] == [3, 1, 2]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qwenonnx.engine.sampler import Sampler
+from qwenonnx.engine.sampler import Sampler, _wide_nucleus
 from qwenonnx.engine.sampling import SamplingParams
 from qwenonnx.errors import NumericalError
 
@@ -249,3 +249,41 @@ def test_frequency_penalty_breaks_a_loop() -> None:
 
     assert distinct() == 1
     assert distinct(frequency_penalty=0.5) > 5
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5])
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.999])
+def test_the_nucleus_of_flat_rows_is_that_of_the_definition(scale: float, top_p: float) -> None:
+    size, levels = 9000, 40
+    noise = np.random.default_rng(5).standard_normal(size)
+    logits = (np.round(noise * levels / 4) / levels * scale).astype(np.float32)
+    expected = reference(logits, temperature=1.0, top_k=0, top_p=top_p, min_p=0.0)
+    chooser = sampler(size=size, temperature=1.0, top_p=top_p, seed=2)
+    draws = 600
+    chosen = np.array([chooser.sample(logits) for _ in range(draws)])
+    # A sum that is rounded otherwise may put one token more or less at the end.
+    assert np.count_nonzero(expected[chosen] == 0) <= 2
+    tenths = np.array_split(np.flatnonzero(expected), 10)
+    for ids in tenths:
+        share = float(expected[ids].sum())
+        deviation = np.sqrt(draws * share * (1 - share))
+        assert abs(np.isin(chosen, ids).sum() - draws * share) <= 6 * deviation
+
+
+@given(
+    st.integers(4097, 9000),
+    st.floats(0.0, 3.0),
+    st.sampled_from([0.0, 0.2, 0.7, 0.95, 0.9999]),
+    st.integers(0, 2**32),
+)
+def test_a_wide_nucleus_is_the_smallest_that_holds_the_mass(size: int, scale: float, top_p: float, seed: int) -> None:
+    weights = np.exp(-np.abs(np.random.default_rng(seed).standard_normal(size) * scale)).astype(np.float32)
+    weights[np.random.default_rng(seed).integers(0, size, size // 3)] = weights[7]
+    weights[seed % size] = 1.0
+    mass = top_p * float(weights.sum(dtype=np.float64))
+    kept = np.flatnonzero(_wide_nucleus(weights, mass))
+    order = np.lexsort((np.arange(size), -weights))
+    assert kept.tolist() == sorted(order[: len(kept)].tolist())
+    least = float(weights[order[len(kept) - 1]])
+    assert float(weights[kept].sum(dtype=np.float64)) >= mass - 1e-6
+    assert len(kept) == 1 or float(weights[kept].sum(dtype=np.float64)) - least <= mass + 1e-6

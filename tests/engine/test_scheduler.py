@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from qwenonnx.engine.config import SchedulerConfig
 from qwenonnx.engine.request import Event, GenerationRequest
-from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, SchedulerConfig
+from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler
 from qwenonnx.engine.sequence import Sequence
 from qwenonnx.errors import QueueFullError
 from qwenonnx.text.tokenizer import Tokenizer

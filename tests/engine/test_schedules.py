@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qwenonnx.engine.config import SchedulerConfig
 from qwenonnx.engine.request import Event, Finished, GenerationRequest
 from qwenonnx.engine.rows import SMALLEST_CHUNK
-from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler, SchedulerConfig
+from qwenonnx.engine.scheduler import DecodeStep, PrefillChunk, Scheduler
 from qwenonnx.engine.sequence import Sequence
 from qwenonnx.text.tokenizer import Tokenizer
 
@@ -32,9 +33,11 @@ class Simulation:
         self.scheduler = Scheduler(self.config)
         self.memory = [[] for _ in range(self.config.num_rows)]
 
-    def add(self, name: str, prompt: list[int], count: int) -> Sequence:
+    def add(self, name: str, prompt: list[int], count: int, priority: int = 0) -> Sequence:
         self.events[name] = []
-        request = GenerationRequest(tuple(prompt), max_tokens=count, ignore_eos=True, request_id=name)
+        request = GenerationRequest(
+            tuple(prompt), max_tokens=count, ignore_eos=True, request_id=name, priority=priority
+        )
         sequence = Sequence(
             request, self.events[name].append, self.tokenizer, context_length=self.context, end_ids=frozenset()
         )
@@ -154,25 +157,45 @@ def test_answers_are_written_together(tiny_tokenizer: Tokenizer) -> None:
     assert sum(simulation.widths) == 4 * 19
 
 
-def test_prompts_take_turns_with_answers_and_with_each_other(tiny_tokenizer: Tokenizer) -> None:
+def order_of(simulation: Simulation, steps: int) -> list[str]:
+    """What runs in the next steps: names of prompts, and `decode`."""
+    order = []
+    for _ in range(steps):
+        before = len(simulation.chunks)
+        simulation.step()
+        order.append(simulation.chunks[-1].sequence.request.request_id if len(simulation.chunks) > before else "decode")
+    return order
+
+
+def test_prompts_take_turns_with_answers_and_short_ones_soon_get_through(tiny_tokenizer: Tokenizer) -> None:
     simulation = Simulation(tiny_tokenizer, config())
     simulation.add("writer", [1] * 5, 100)
     simulation.step()
     simulation.add("long", [2] * 200, 1)
     simulation.add("short", [3] * 20, 1)
-    order = []
-    for _ in range(12):
-        steps = len(simulation.chunks)
-        simulation.step()
-        order.append(simulation.chunks[-1].sequence.request.request_id if len(simulation.chunks) > steps else "decode")
-    assert order[:5] == ["decode", "long", "decode", "short", "decode"] or order[:4] == [
-        "long",
-        "decode",
-        "short",
-        "decode",
-    ]
-    assert order.count("decode") >= 5
+    order = order_of(simulation, 12)
+    assert order[::2] == ["decode"] * 6
+    assert sorted(order[1:8:2]) == ["long", "long", "short", "short"]
     assert isinstance(simulation.events["short"][-1], Finished)
+
+
+def test_a_long_prompt_has_half_of_the_time_however_many_short_ones_come(tiny_tokenizer: Tokenizer) -> None:
+    simulation = Simulation(tiny_tokenizer, config())
+    simulation.add("long", [2] * 160, 1)
+    chunks = 0
+    while not simulation.events["long"]:
+        chunks += 1
+        simulation.add(f"short {chunks}", [3, chunks, 5], 1)
+        simulation.step()
+    assert chunks <= 2 * 160 / 16
+
+
+def test_of_equal_prompts_each_is_answered_before_the_next(tiny_tokenizer: Tokenizer) -> None:
+    simulation = Simulation(tiny_tokenizer, config())
+    for i in range(4):
+        simulation.add(str(i), [i + 1] * 64, 1)
+    order = [name for name in order_of(simulation, 16) if name != "decode"]
+    assert order == sorted(order)
 
 
 def test_chunks_shrink_to_what_a_step_may_be_delayed(tiny_tokenizer: Tokenizer) -> None:
@@ -197,3 +220,28 @@ def test_who_came_last_makes_way_and_still_gets_its_answer(tiny_tokenizer: Token
     again = [chunk for chunk in simulation.chunks if chunk.sequence.num_to_prefill > 20]
     assert again
     assert {chunk.sequence.request.request_id for chunk in again} <= {"1", "2"}
+
+
+def test_the_lowest_priority_makes_way_first(tiny_tokenizer: Tokenizer) -> None:
+    simulation = Simulation(tiny_tokenizer, config(kv_tokens=128, max_running=3, num_rows=3), context=96)
+    for i, priority in enumerate((-1, 0, 0)):
+        simulation.add(str(i), [i + 1] * 20, 40, priority=priority)
+    simulation.run()
+    again = [
+        chunk.sequence.request.request_id for chunk in simulation.chunks if chunk.start + len(chunk.token_ids) > 20
+    ]
+    assert set(again) == {"0"}
+    assert [len(simulation.output(str(i))) for i in range(3)] == [40, 40, 40]
+
+
+def test_late_requests_leave_wherever_they_are(tiny_tokenizer: Tokenizer) -> None:
+    simulation = Simulation(tiny_tokenizer, config(max_running=2))
+    sequences = [simulation.add(str(i), [i + 1] * 40, 40) for i in range(4)]
+    simulation.step()
+    for sequence, deadline in zip(sequences, (5.0, None, 5.0, 9.0), strict=True):
+        sequence.deadline = deadline
+    assert simulation.scheduler.drop_late(4.9) == []
+    late = simulation.scheduler.drop_late(5.0)
+    assert late == [sequences[0], sequences[2]]
+    simulation.run()
+    assert [len(simulation.output(name)) for name in ("1", "3")] == [40, 40]
