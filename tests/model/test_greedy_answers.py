@@ -26,7 +26,7 @@ def report(model_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return values
 
 
-@pytest.mark.xfail(reason="33 of 50: the others meet a near tie of fp32 within 32 tokens, which int8 decides otherwise")
+@pytest.mark.xfail(reason="33 of 50: the others meet a near tie of fp32, which int8 decides otherwise", strict=False)
 def test_four_of_five_answers_begin_alike(report: dict[str, Any]) -> None:
     assert report["agreeing"] >= 0.8 * report["prompts"]
 
