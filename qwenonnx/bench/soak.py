@@ -45,8 +45,8 @@ def soak(
     families = [[chance.randrange(vocabulary) for _ in range(_PROMPTS[1])] for _ in range(5)]
     threads = threading.active_count()
     running: deque[tuple[Job, bool]] = deque()
-    finished: list[Job] = []
-    aborted = failed = quarter = 0
+    compared: list[Job] = []
+    finished = aborted = failed = quarter = 0
     for number in range(requests + streams):
         if len(running) >= streams or number >= requests:
             if not running:
@@ -55,7 +55,9 @@ def soak(
             job.ended.wait()
             if not given_up:
                 failed += job.last is None or len(job.token_ids) != job.request.max_tokens
-                finished.append(job)
+                finished += 1
+                if finished % _COMPARED == 1:  # all of them would take memory that is to be measured
+                    compared.append(job)
         if number < requests:
             length = chance.randint(*_PROMPTS)
             shared = chance.randrange(length)
@@ -72,7 +74,6 @@ def soak(
             if number == requests // 4:
                 quarter = process_memory().resident
     resident = process_memory().resident
-    compared = finished[::_COMPARED]
     differing = sum(job.token_ids != run_together(engine, [job.request])[0].token_ids for job in compared)
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):

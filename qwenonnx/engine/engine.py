@@ -75,7 +75,7 @@ class Engine:
         self._wake = threading.Condition()
         chores = [(self._config.save_after, lambda: self._prefixes.save(self._is_wanted))]
         if self._config.release_after is not None:
-            chores.append((self._config.release_after, self._prefixes.release))
+            chores.append((self._config.release_after, lambda: self._prefixes.release(self._is_wanted)))
         self._idle = IdleTime(self._wake, chores)
         self._closing = False
         self._thread: threading.Thread | None = None

@@ -114,8 +114,11 @@ class PrefixCache:
         except OSError as error:
             logger.warning("prefixes cannot be saved in %s: %s", self._files.folder, error)
 
-    def release(self) -> None:
-        """Empties all rows but those that stay for good; nobody may be using one."""
+    def release(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Saves what can be saved and empties all rows but those that stay for good; nobody may be using one."""
+        self.save(stop)
+        if stop():
+            return
         for slot in range(len(self._rows)):
             if not self._rows[slot].pinned:
                 self._rows.release(slot)

@@ -159,6 +159,8 @@ class PrefixFiles:
             raise DamagedError("its header cannot be read") from error
         if not known or not 0 < count < 1 << 31:
             raise DamagedError("it belongs to another package or version")
+        if os.fstat(file.fileno()).st_size < 4 * count:  # nothing of a size that is not there is asked for
+            raise DamagedError("it is cut off")
         ids = file.read(4 * count)
         if len(ids) != 4 * count:
             raise DamagedError("it is cut off")

@@ -76,6 +76,13 @@ def test_other_contents_are_no_prefix(files: PrefixFiles, text: bytes) -> None:
         files.read_tokens(path)
 
 
+def test_a_number_of_tokens_that_cannot_be_is_no_reason_to_take_memory(files: PrefixFiles) -> None:
+    path = write(files, IDS)
+    path.write_bytes(path.read_bytes().replace(b'"tokens": 40', b'"tokens": 2000000000'))
+    with pytest.raises(DamagedError, match="cut off"):
+        files.read_tokens(path)
+
+
 def test_more_behind_the_end_is_noticed(files: PrefixFiles) -> None:
     path = write(files, IDS)
     path.write_bytes(path.read_bytes() + b"x")
