@@ -48,23 +48,34 @@ class KvSlab:
             array[target, :, :length] = array[source, :, :length]
 
     def swap(self, first: int, second: int, first_length: int, second_length: int) -> None:
-        """Exchanges the first tokens of two rows."""
+        """Exchanges the first tokens of two rows.
+
+        What a shorter row leaves free is given back tensor by tensor, so that a long row never takes memory twice.
+        """
         for array in self._arrays:
             kept = array[first, :, :first_length].copy()
             array[first, :, :second_length] = array[second, :, :second_length]
             array[second, :, :first_length] = kept
+            if first_length > second_length:
+                self._give_back(array[first], second_length)
+            else:
+                self._give_back(array[second], first_length)
 
     def release_row(self, slot: int, keep: int) -> None:
         """Gives the memory of one row behind its first `keep` tokens back to the system, as far as whole pages go."""
+        for array in self._arrays:
+            self._give_back(array[slot], keep)
+
+    def _give_back(self, row: NDArray[Any], keep: int) -> None:
+        """The same for a row `[kv_heads, capacity, head_dim]` of one tensor."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
-        for array in self._arrays:
-            for head in array[slot]:
-                start = head[keep:].__array_interface__["data"][0] - self._base
-                end = start + head[keep:].nbytes
-                start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-                if (end := end // mmap.PAGESIZE * mmap.PAGESIZE) > start:
-                    self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+        for head in row:
+            start = head[keep:].__array_interface__["data"][0] - self._base
+            end = start + head[keep:].nbytes
+            start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            if (end := end // mmap.PAGESIZE * mmap.PAGESIZE) > start:
+                self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def release(self) -> None:
         """Gives the memory back to the system; all contents become zero."""

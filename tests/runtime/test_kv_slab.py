@@ -72,3 +72,18 @@ def test_released_memory_reads_as_zeros() -> None:
     slab.release()
 
     assert not any(array.any() for array in slab.rows(0, 1))
+
+
+def test_exchanged_rows_keep_their_tokens_and_give_back_the_rest() -> None:
+    config, _ = small_model()
+    slab = KvSlab(config, slots=3, capacity=4096)
+    long, short = slab.rows(0, 1), slab.rows(2, 1)
+    for index, (first, second) in enumerate(zip(long, short, strict=True)):
+        first[:, :, :2048], second[:, :, :64] = index + 1, -index - 1
+
+    slab.swap(0, 2, 2048, 64)
+
+    for index, (first, second) in enumerate(zip(long, short, strict=True)):
+        assert (first[:, :, :64] == -index - 1).all()
+        assert (second[:, :, :2048] == index + 1).all()
+        assert not first[:, :, 64:].any()  # of 2,048 tokens, only the pages of 64 are left
